@@ -6,6 +6,7 @@ Owns these shapes alone. A module that measures names its group at its end; `ben
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct, field
@@ -56,6 +57,8 @@ class Group(Struct, frozen=True, kw_only=True):
     run: Callable[[], Measured]
     quick: Callable[[], Measured] | None = None
     """A short form: it shows that the group works, and its figures mean little."""
+    needs: Path | None = None
+    """Recorded input beside the repository; a run of all groups leaves this one out where it is absent."""
     shortfalls: dict[str, str] = field(default_factory=dict)
     """Of a budget that is missed, by the row's `what`: why, and what would be done next."""
     pictures: tuple[Picture, ...] = ()

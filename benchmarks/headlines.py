@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 
 from benchmarks.record import Record
 
+_THUMB = 'The rule "utilization at least 98 % and power at most 30 % of the limit, for 5 minutes"'
 _SCRAPED = "(stand-in NVML, scraped every 10 s)"
 
 
@@ -26,7 +27,7 @@ def lines(records: Mapping[str, Record], page: str) -> Iterator[str]:
         hangs = found["JobDeadlocked: pages for a job that hangs"]
         thumb = found["Rule of thumb for a hang: utilisation >= 98 % and power <= 30 % of the limit for 5 min"]
         yield (
-            f"- **Pages for jobs that hang: {hangs}**, simulated; the usual rule of thumb on the same cases: {thumb} "
+            f"- **Pager alerts for jobs that hang: {hangs}**, simulated. {_THUMB} on the same cases: {thumb} "
             f"([how]({page}#whether-the-alerts-are-right))."
         )
 

@@ -59,10 +59,20 @@ class FleetSize(Struct, frozen=True, kw_only=True):
     """Jobs that report."""
     serving: int = 0
     """Jobs whose serving engine is found."""
+    measured: int = 0
+    """Jobs whose CPU use and pressure are measured."""
+    communicating: int = 0
+    """Jobs whose communication an NCCL profiler plugin times."""
     trouble: int = 0
     """Jobs that have a spinning GPU, a GPU without a process, an exemption, or limits of their own."""
     spinning: int = 0
     """GPUs that spin at the same time."""
+    coding: int = 0
+    """GPUs that encode or decode video at the same time."""
+    chip_links: int = 0
+    """GPUs with a chip-to-chip link to a Grace CPU."""
+    ports: int = 0
+    """RDMA ports of each node."""
     shared: int = 0
     """GPUs that several jobs hold."""
     sharers: int = 2
@@ -152,6 +162,7 @@ def _devices() -> Iterator[Device]:
     yield Device("instance", "2:0", model, spec, weight=PPM // 7, parent="rest", profile="1g.10gb")
 
 
+_RATE = "_per_second"
 _BOARD_SIGNALS = frozenset({
     "power_watts", "enforced_power_limit_watts", "temperature_celsius", "gpu_utilization", "clock_event_reasons",
 })  # fmt: skip
@@ -161,9 +172,10 @@ _BOARD_SIGNALS = frozenset({
 def _reading(device: Device, second: int, missing_signals: tuple[str, ...]) -> Reading:
     """A reading of one second in which the allocated devices are busy and the others idle."""
     busy = device.uuid in {"held", "instance"} or (device.uuid == "free" and second < 3)  # noqa: PLR2004
-    ratios = (*PROFILING_SIGNALS[:8], "gpu_utilization")
+    ratios = (*(name for name in PROFILING_SIGNALS if not name.endswith(_RATE)), "gpu_utilization")
+    rates = (name for name in PROFILING_SIGNALS if name.endswith(_RATE))
     values = dict.fromkeys(ratios, 0.5 if busy else 0.0) | dict.fromkeys(
-        (*PROFILING_SIGNALS[8:], "nvlink_tx_bytes_per_second", "nvlink_rx_bytes_per_second", "power_watts",
+        (*rates, "nvlink_tx_bytes_per_second", "nvlink_rx_bytes_per_second", "power_watts",
          "memory_used_bytes", "enforced_power_limit_watts", "energy_joules", "temperature_celsius"), 1.0,
     )  # fmt: skip
     missing = {*missing_signals, *(_BOARD_SIGNALS if device.parent else ())}
@@ -266,6 +278,10 @@ def population(scope: str, fleet: FleetSize) -> float:
         "account": fleet.nodes * min(fleet.node_accounts, Policy().max_accounts + 1),
         "exemption": fleet.nodes * fleet.exemptions,
         "spinning GPU": fleet.spinning,
+        "GPU coding video": fleet.coding,
+        "GPU with a chip-to-chip link": fleet.chip_links,
+        "RDMA port": fleet.nodes * fleet.ports,
+        "measured job": fleet.measured * fleet.nodes_per_job,
         "shared GPU": fleet.shared * 2,  # divided by SM time and, where that is unknown, in equal parts
         "job in trouble": fleet.trouble * fleet.nodes_per_job,
         "job on one GPU": max(0.0, fleet.node_jobs if fleet.nodes_per_job == 1 else 0.0),
@@ -273,6 +289,8 @@ def population(scope: str, fleet: FleetSize) -> float:
         REPORTING_OR_SERVING: (fleet.reporting + fleet.serving) * fleet.nodes_per_job,
         "rank": fleet.reporting * fleet.nodes_per_job * _gpus_per_job(fleet),
         "serving job": fleet.serving * fleet.nodes_per_job,
+        "communicating job": fleet.communicating * fleet.nodes_per_job,
+        "communicating rank": fleet.communicating * fleet.nodes_per_job * _gpus_per_job(fleet),
     }[scope]
 
 
@@ -366,6 +384,7 @@ def _jobs(rule: RecordingRule, fleet: FleetSize) -> float:
     jobs_by_scope = {
         "reporting job": fleet.reporting, "rank": fleet.reporting, "serving job": fleet.serving,
         REPORTING_OR_SERVING: fleet.reporting + fleet.serving, "job in trouble": fleet.trouble,
+        "communicating job": fleet.communicating, "communicating rank": fleet.communicating,
     }  # fmt: skip
     running = jobs_by_scope.get(rule.scope, fleet.jobs)
     ended = fleet.churn / 86_400 * (rule.window + Policy().job_linger_seconds)
@@ -441,7 +460,10 @@ def max_samples(fleet: FleetSize, profile: str = "full") -> float:
     ended = math.ceil(fleet.lingering / fleet.nodes)
     one = replace(
         fleet, nodes=1, jobs=jobs + ended, nodes_per_job=1.0, churn=0.0, trouble=jobs, spinning=fleet.devices, free=0,
+        measured=jobs if fleet.measured else 0, reporting=jobs if fleet.reporting else 0,
+        serving=jobs if fleet.serving else 0,
         reporting=jobs if fleet.reporting else 0, serving=jobs if fleet.serving else 0,
+        communicating=jobs if fleet.communicating else 0,
         shared=fleet.devices if fleet.shared else 0, reasons=len(UNOBSERVED_REASONS) + 1,
         node_accounts=Policy().max_accounts + 1,
     )  # fmt: skip

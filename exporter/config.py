@@ -80,7 +80,8 @@ class SamplingSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """[sampling]."""
 
     interval_seconds: Annotated[float, Meta(ge=0.1, le=300)] = 1.0
-    """Seconds between two samples. The minimum is 0.1 because the hardware counters update every 100 ms."""
+    """Seconds between two samples. The minimum is 0.1: the hardware counters are updated every 100 ms, and profiling
+    values read more often are invalid on Hopper."""
     deadline_seconds: Positive = 10.0
     """Timeout of one read in seconds; the time of a read that exceeds it counts as unobserved."""
     pause_file: str = "/run/gpu-efficiency/pause"
@@ -126,6 +127,8 @@ class BoardSettings(Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     """Bytes/s in one direction of the PCIe link."""
     idle_context_watts: Annotated[float, Meta(gt=0, le=1e5)] | None = None
     """Board power in watts with a CUDA context and no kernel."""
+    power_limit_watts: Annotated[float, Meta(gt=0, le=1e5)] | None = None
+    """Board power limit in watts, used where the driver reports no enforced limit."""
     dram_ceiling: Annotated[float, Meta(gt=0, le=1)] | None = None
     """The highest dram_active (0 to 1) that real copy kernels reach."""
     slices: Annotated[int, Meta(ge=0, le=16)] | None = None
@@ -141,6 +144,8 @@ class HostSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """The host's /proc."""
     cgroup: str = "/sys/fs/cgroup"
     """The host's cgroup file system."""
+    counters: bool = True
+    """Read CPU time and pressure of the jobs from their control groups, and the counters of RDMA ports."""
     pool: str = ""
     """Capacity pool of this node, which selects its price: reserved, spot, ..."""
 
@@ -337,6 +342,31 @@ class EngineSettings(Struct, frozen=True, forbid_unknown_fields=True):
     models: dict[str, ServedModel] = {}
 
 
+class HangSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """[hangs]: asks jobs that may hang which rank the others wait for: NCCL's RAS, PyTorch's Flight Recorder."""
+
+    enabled: bool = True
+    """Ask jobs whose GPUs spin without progress. Healthy jobs are never asked."""
+    ask_after_seconds: Annotated[float, Meta(ge=10, le=3600)] = 45.0
+    """Seconds for which a GPU of the job must have spun before the first question."""
+    timeout_seconds: Annotated[float, Meta(gt=0, le=120)] = 15.0
+    """Timeout of one question to RAS in seconds; RAS itself may wait 5 s for each unresponsive process."""
+    ras_ports: tuple[Annotated[int, Meta(ge=1, le=65535)], ...] = (28028,)
+    """Ports of RAS to try beside that of the job's NCCL_RAS_ADDR, if a process of the job listens on them."""
+    flight_recorder: bool = True
+    """Also ask the control plane of PyTorch workers that were started with TORCH_WORKER_SERVER_SOCKET."""
+    flight_recorder_dump: bool = False
+    """Let PyTorch workers without it, but with TORCH_NCCL_DEBUG_INFO_PIPE_FILE, dump their Flight Recorder: each
+    question then overwrites the dump files of the job."""
+
+
+class NcclSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """[nccl]: communication of jobs, as NCCL's profiler plugins (Inspector, CoMMA) time it."""
+
+    enabled: bool = True
+    """Read the files that these plugins write in the processes of jobs, where the jobs or /etc/nccl.conf load them."""
+
+
 class HistorySettings(Struct, frozen=True, forbid_unknown_fields=True):
     """[history]: data kept on this node's disk, so that a restart of the daemon loses nothing."""
 
@@ -396,6 +426,8 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     reports: ReportsSettings = ReportsSettings()
     follow: tuple[FollowSettings, ...] = ()
     engines: EngineSettings = EngineSettings()
+    hangs: HangSettings = HangSettings()
+    nccl: NcclSettings = NcclSettings()
     history: HistorySettings = HistorySettings()
     receipts: ReceiptSettings = ReceiptSettings()
     log: LogSettings = LogSettings()

@@ -26,6 +26,11 @@ _SIMILARITY = 0.7
 """Least similarity, 0 to 1, of a suggested key: `colour` and `cluster` have 0.6."""
 _MOST_LISTED = 15
 """Most keys that a message lists."""
+_BOUND_REASONS: Mapping[tuple[str, str], str] = {
+    ("sampling.interval_seconds", ">="): "the hardware counters are updated every 100 ms, and profiling values read"
+    " more often are invalid on Hopper (NVIDIA/DCGM#310)",
+}
+"""Why a bound is what it is, by key and comparison, where an operator may want to ignore it."""
 _MOST_LINES = 2000
 """Most lines of one value that are parsed to find its end."""
 
@@ -38,13 +43,19 @@ def explain(message: str, config: type[Struct], *, text: str = "", variables: Se
     path, unknown = mentioned_key(message)
     if not unknown:
         allowed = ", ".join(str(each) or '""' for each in choices_at(config, path))
-        more = f"; allowed are {allowed}" if allowed and "enum" in message else ""
+        more = f"; allowed are {allowed}" if allowed and "enum" in message else _bound_reason(path, message)
     elif variables:
         more = _nearest(variables[0], variables[1:])
     else:
         more = _nearest(unknown, known_keys(config, path))
     line, _ = locate(text, (*path, unknown) if unknown else path)
     return f"{f'line {line}: ' if line else ''}{message}{more}"
+
+
+def _bound_reason(path: KeyPath, message: str) -> str:
+    dotted = ".".join(map(str, path))
+    reasons = (why for (key, sign), why in _BOUND_REASONS.items() if key == dotted and f" {sign} " in message)
+    return "".join(f": {why}" for why in reasons)
 
 
 def mentioned_key(message: str) -> tuple[KeyPath, str]:

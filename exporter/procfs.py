@@ -1,13 +1,21 @@
-"""Reads /proc/PID/stat (proc(5)): a process's command name, its parent and its start.
+"""Reads small files of /proc/PID (proc(5)): a process's name, parent, start, CPU time, state, pid and environment.
 
 `folder` is /proc/PID, possibly below another root. A process may end at any moment; then the functions return an empty
 value instead of raising. The command name may contain spaces and brackets, so fields are counted from its last bracket.
 """
 
 import os
+import re
+from collections.abc import Collection
 from pathlib import Path
 
 _STAT_BYTES = 4096
+_STATUS_BYTES = 8192
+_ENVIRONMENT_BYTES = 1 << 20
+"""Bytes read of one environment; the kernel allows megabytes."""
+_VALUE_CHARS = 4096
+_NSPID = re.compile(rb"^NSpid:((?:\s+\d+)+)", re.MULTILINE)
+_UID = re.compile(rb"^Uid:\s+(\d+)", re.MULTILINE)
 
 
 def command_name(folder: Path) -> str:
@@ -25,6 +33,43 @@ def start_ticks(folder: Path) -> int | None:
     return _number(folder, 22)
 
 
+def state_letter(folder: Path) -> str:
+    """Field 3, the state of the process or thread: R, S, D (waits for a disk), T, Z, ...; empty if unknown."""
+    fields = _stat(folder)[1]
+    return fields[0].decode(errors="replace") if fields else ""
+
+
+def cpu_ticks(folder: Path) -> int | None:
+    """Fields 14 and 15, CPU time of all its threads in user and kernel mode, clock ticks; None if unknown."""
+    user, system = _number(folder, 14), _number(folder, 15)
+    return None if user is None or system is None else user + system
+
+
+def innermost_pid(folder: Path) -> int:
+    """The pid in the process's own pid namespace (NSpid of /proc/PID/status); 0 if unknown."""
+    try:
+        found = _NSPID.search(read_bytes(folder / "status", _STATUS_BYTES))
+    except OSError:
+        return 0
+    return int(found[1].split()[-1]) if found else 0
+
+
+def user_id(folder: Path) -> int:
+    """The real user id of the process; -1 if unknown."""
+    try:
+        found = _UID.search(read_bytes(folder / "status", _STATUS_BYTES))
+    except OSError:
+        return -1
+    return int(found[1]) if found else -1
+
+
+def environment(folder: Path, names: Collection[str]) -> dict[str, str]:
+    """Those of `names` that were in the environment when the process started. Raises OSError."""
+    pairs = (entry.partition(b"=") for entry in read_bytes(folder / "environ", _ENVIRONMENT_BYTES).split(b"\0"))
+    decoded = ((os.fsdecode(name), os.fsdecode(value)) for name, _, value in pairs)
+    return {name: value for name, value in decoded if name in names}
+
+
 def _number(folder: Path, field: int) -> int | None:
     try:
         return int(_stat(folder)[1][field - 3])
@@ -39,6 +84,23 @@ def _stat(folder: Path) -> tuple[str, list[bytes]]:
     except OSError:
         return "", []
     return name.decode(errors="replace"), fields.split()
+
+
+def read_environ(folder: Path, kept: re.Pattern[bytes]) -> dict[str, str]:
+    """Return the variables at the program's start whose whole name matches; empty when unreadable.
+
+    The first of duplicates counts, as in getenv(3); a truncated entry is dropped.
+    """
+    try:
+        whole = read_bytes(folder / "environ", _ENVIRONMENT_BYTES)
+    except OSError:
+        return {}
+    entries = whole.split(b"\0")
+    found: dict[str, str] = {}
+    for name, equals, value in (entry.partition(b"=") for entry in entries[:-1]):
+        if equals and kept.fullmatch(name):
+            found.setdefault(name.decode(errors="replace"), value[:_VALUE_CHARS].decode(errors="replace"))
+    return found
 
 
 def read_bytes(path: Path, limit: int) -> bytes:

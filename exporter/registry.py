@@ -67,7 +67,8 @@ class DcgmExporterSettings(Struct, frozen=True, forbid_unknown_fields=True):
 
 PROFILING_SIGNALS = (
     "gr_engine_active", "sm_active", "sm_occupancy", "tensor_active", "dram_active", "fp64_active",
-    "fp32_active", "fp16_active", "pcie_tx_bytes_per_second", "pcie_rx_bytes_per_second",
+    "fp32_active", "fp16_active", "int_active", "pcie_tx_bytes_per_second", "pcie_rx_bytes_per_second",
+    "c2c_tx_bytes_per_second", "c2c_rx_bytes_per_second",
 )  # fmt: skip
 """Fields of a Reading that come from the profiling counters."""
 
@@ -128,7 +129,8 @@ SOURCES: dict[str, SourceEntry] = {
         ),
         # With its default counters; with all counters it is close to dcgm.
         unsupported_signals=(
-            "sm_active", "sm_occupancy", "fp64_active", "fp32_active", "fp16_active", "enforced_power_limit_watts",
+            "sm_active", "sm_occupancy", "fp64_active", "fp32_active", "fp16_active", "int_active",
+            "c2c_tx_bytes_per_second", "c2c_rx_bytes_per_second", "enforced_power_limit_watts",
             "clock_event_reasons", "ecc_corrected", "ecc_uncorrected", "recovery_action", "nvlink_errors",
             "temperature_margin_celsius", "nvlink_tx_bytes_per_second", "nvlink_rx_bytes_per_second",
         ),

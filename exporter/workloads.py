@@ -5,7 +5,15 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from exporter.core.model import CollectiveReport, Fault, HangFinding, HostUsage, ServingReport, TrainingReport
+from exporter.core.model import (
+    CollectiveReport,
+    Fault,
+    HangFinding,
+    HostUsage,
+    NetworkPort,
+    ServingReport,
+    TrainingReport,
+)
 
 
 class WorkloadProcess(Struct, frozen=True):
@@ -34,6 +42,8 @@ class WorkloadUpdate(Struct, frozen=True):
     collectives: tuple[CollectiveReport, ...] = ()
     findings: tuple[HangFinding, ...] = ()
     hosts: tuple[HostUsage, ...] = ()
+    ports: tuple[NetworkPort, ...] | None = None
+    """All RDMA ports of the node; None: not read since the last poll."""
     faults: tuple[Fault, ...] = ()
     """Faults that are active now."""
     counts: tuple[tuple[str, int], ...] = ()

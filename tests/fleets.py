@@ -51,6 +51,7 @@ def fleet_of(*snapshots: Snapshot, source: str = "dcgm") -> FleetSize:
         nodes_per_job=len(jobs) / len(names) if names else 1.0,
         reporting=len({job.owner.job_id for job in jobs if job.progress is not None}),
         serving=len({job.owner.job_id for job in jobs if job.service is not None}),
+        communicating=len({job.owner.job_id for job in jobs if job.communication is not None}),
         trouble=len({job.owner.job_id for job in jobs if _in_trouble(job)}),
         spinning=sum(gpu.spin_since is not None for gpu in gpus),
         shared=len(shared),

@@ -447,9 +447,10 @@ def stored(folder: Path, *statements: JobRecord, name: str = "history.db") -> st
 
 
 def test_a_store_tells_a_job_at_its_samples_and_the_rest_at_its_ends(tmp_path: Path) -> None:
-    status, out, err = backfill(stored(tmp_path, statement()))
+    status, out, err = backfill(stored(tmp_path, statement(stalls={"storage": 300 * S})))
     assert status == 0, err
     found = series(out)
+    assert points(found, "job_stall_seconds_total", cause="storage") == [(BEGIN + 10, 0.0), (BEGIN + 701, 300.0)]
     moments = [10, 301, 600, 701]
     paid = points(found, "job_paid_seconds_total")
     assert paid == list(zip([BEGIN + at for at in moments], [0.0, 580.0, 1180.0, 1380.0], strict=True))

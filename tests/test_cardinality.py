@@ -351,7 +351,21 @@ def test_a_server_s_engine_tells_an_mfu_too() -> None:
 def test_every_metric_s_most_is_known() -> None:
     assert all(metric.max_series >= 0 for metric in METRICS)
     busy = FleetSize(
-        reporting=1, serving=1, trouble=1, spinning=8, shared=1, exemptions=1, mig_boards=1, mig_instances=7
+        measured=1,
+        ports=1,
+        coding=1,
+        chip_links=1,
+        reporting=1,
+        serving=1,
+        reporting=1,
+        serving=1,
+        communicating=1,
+        trouble=1,
+        spinning=8,
+        shared=1,
+        exemptions=1,
+        mig_boards=1,
+        mig_instances=7,
     )
     assert {metric.name for metric in METRICS} <= scraped_series(busy).keys()
     assert set(SCENARIOS) > {"demo"}

@@ -99,6 +99,7 @@ def test_what_kubernetes_says_of_a_service_of_our_name_is_not_ours(name: str) ->
         ("[web]\nlisten_address = 19400", "`$.web.listen_address`"),
         ('[sampling]\ninterval_seconds = "fast"', "`$.sampling.interval_seconds`"),
         ("[sampling]\ninterval_seconds = 0.01", ">= 0.1 - at `$.sampling.interval_seconds`"),
+        ("[sampling]\ninterval_seconds = 0.099", "invalid on Hopper (NVIDIA/DCGM#310)"),
         ("[sampling]\ninterval_seconds = 1e4", "<= 300.0 - at `$.sampling.interval_seconds`"),
         ("[sampling]\ninterval_seconds = nan", "`$.sampling.interval_seconds`"),
         ("[sampling]\ndeadline_seconds = 0", "> 0.0 - at `$.sampling.deadline_seconds`"),
@@ -192,7 +193,7 @@ def spin(policy: Policy, seconds: int) -> Agent:
 
 
 def test_a_threshold_of_the_file_reaches_the_ledger(tmp_path: Path) -> None:
-    path = written(tmp_path, "[policy]\nhang_seconds = 30\nhang_suspect_seconds = 10\n")
+    path = written(tmp_path, "[policy]\nhang_seconds = 30\nhang_peer_seconds = 30\nhang_suspect_seconds = 10\n")
     soon, late = spin(load(path, environ=NOTHING).policy, 60), spin(Policy(), 60)
     assert soon.ledger.gpus["GPU-0"].state is State.HUNG
     assert soon.ledger.gpus["GPU-0"].since <= 31 * S

@@ -35,7 +35,9 @@ from exporter.core.model import (
     Allocation,
     Device,
     Health,
+    HostUsage,
     Latency,
+    NetworkPort,
     Observation,
     Owner,
     Reading,
@@ -791,6 +793,27 @@ def test_what_a_serving_engine_says_is_in_the_json_and_on_the_page() -> None:
         ["itl", "queue", "ttft"],
     )
     assert "12 running, 3 waiting, KV 87 %, itl p99 50 ms, ttft p99 1.2 s" in words_of(snapshot)
+
+
+def test_what_the_host_shows_of_a_job_and_of_ports_is_in_the_json() -> None:
+    ledger = Ledger()
+    advance(ledger, Observation(0, WALL, devices=(worlds.device(),), allocations=(worlds.held(),)))
+    for at in (60, 65, 70):
+        resting = worlds.reading(at - 5, at, worlds.RESTING) if at > 60 else worlds.reading(0, 60)
+        usage = HostUsage("41", (at - 10) * S, (at - 5) * S, cpu_seconds=10.0, io_pressure=0.5)
+        port = NetworkPort("mlx5_0:1", at * S, "roce", active=True, bytes_per_second=5e10, transmitted_bytes=at * 1000)
+        hosts = (usage,) if at > 60 else ()
+        advance(ledger, Observation(at * S, WALL + at * S, readings=(resting,), hosts=hosts, ports=(port,)))
+    snapshot = take_snapshot(ledger, DaemonMetadata())
+    (job,) = msgspec.json.decode(msgspec.json.encode(jobs_out(snapshot, 0)), type=JobsOut).jobs
+    assert (job.cpu_seconds, job.cpu_cores, job.pressure) == (20.0, 2.0, {"io": 0.5})
+    assert job.stall_seconds == {"storage": 5.0}
+    (found,) = accounts_out(snapshot, 0).ports
+    assert (found.name, found.link, found.active, found.tx_bytes_per_second) == ("mlx5_0:1", "roce", True, 1000.0)
+    assert (found.rx_bytes_per_second, found.waiting, found.bytes_per_second) == (None, None, 5e10)
+    (silent,) = jobs_out(spoken(), 0).jobs
+    assert (silent.cpu_seconds, silent.cpu_cores, silent.pressure, silent.stall_seconds) == (None, None, {}, {})
+    assert accounts_out(spoken(), 0).ports == []
 
 
 def test_where_no_job_speaks_the_page_has_no_column_for_it() -> None:

@@ -46,6 +46,7 @@ def test_an_h100_has_the_dense_figures_in_base_units() -> None:
         nvlink_bytes_per_second=450e9,
         pcie_bytes_per_second=64e9,
         idle_context_watts=110.0,
+        power_limit_watts=700.0,
         dram_ceiling=0.92,
         slices=7,
         memory_gb=80.0,
@@ -195,7 +196,7 @@ def test_a_board_that_the_table_lacks_is_what_is_configured_and_no_more(tmp_path
 
 def test_every_field_of_a_spec_but_its_name_can_be_configured_and_by_the_same_name() -> None:
     assert BoardSettings.__struct_fields__ == Spec.__struct_fields__[1:]
-    figures = (1e12, 5e11, 2e12, 4e12, 1e9, 1e12, 1e11, 72, 1e10, 90.0, 0.8, 7, 80.0)
+    figures = (1e12, 5e11, 2e12, 4e12, 1e9, 1e12, 1e11, 72, 1e10, 90.0, 700.0, 0.8, 7, 80.0)
     every: dict[str, Any] = dict(zip(BoardSettings.__struct_fields__, figures, strict=True))
     assert Config(specs={"Mine": BoardSettings(**every)}).overrides() == {"Mine": Spec("Mine", **every)}
 

@@ -29,6 +29,7 @@ from exporter.core.model import (
     HangFinding,
     Health,
     HostUsage,
+    NetworkPort,
     Observation,
     Process,
     Reading,
@@ -152,6 +153,7 @@ class Collected(Struct):
     collectives: tuple[CollectiveReport, ...] = ()
     findings: tuple[HangFinding, ...] = ()
     hosts: tuple[HostUsage, ...] = ()
+    ports: tuple[NetworkPort, ...] | None = None
     messages: tuple[tuple[str, int], ...] = ()
     """Messages from workloads since the start, counted by outcome."""
     source: str = ""
@@ -311,8 +313,11 @@ class Collector:
             collected.reports += messages.reports
             collected.serving += messages.serving
             collected.collectives += messages.collectives
-            collected.findings += messages.findings
+            collected.findings += tuple(
+                replace(finding, stack=self._publishable(finding.stack)) for finding in messages.findings
+            )
             collected.hosts += messages.hosts
+            collected.ports = collected.ports if messages.ports is None else messages.ports
             collected.faults += messages.faults
             counts.update(dict(messages.counts))
         collected.messages = tuple(sorted(counts.items()))
@@ -478,6 +483,7 @@ class Sampler:
             collectives=collected.collectives,
             findings=collected.findings,
             hosts=collected.hosts,
+            ports=collected.ports,
         )
 
     def _changed_devices(self, devices: tuple[Device, ...]) -> tuple[Device, ...] | None:

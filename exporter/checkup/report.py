@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct, structs
 
-from exporter.checkup import files, machine, schedulers, telemetry
+from exporter.checkup import files, machine, nccl, schedulers, telemetry
 from exporter.checkup.base import FAIL, INFO, OK, WARN, Check, Finding, Verdict, always
 from exporter.checkup.files import FILES, PORTS
 from exporter.checkup.machine import CLOCK, DRIVER, PROFILING, PROGRAM, USER
@@ -51,6 +51,7 @@ CHECKS = (
         for name, entry in SCHEDULERS.items()
     ),
     Check(JOBS, "scheduler", schedulers.check_scheduler_choice, needed=always),
+    Check(JOBS, "communication", nccl.check_communication),
     Check(FILES, "folders", files.check_folders, needed=always),
     Check(FILES, "secrets", files.check_secrets, needed=always),
     Check(FILES, "store", files.check_store),

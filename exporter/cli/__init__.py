@@ -94,6 +94,11 @@ _COMMANDS = (
          "install-check --bundle report.tar.gz --anonymous --trace-seconds 2m"),
     ),
     (
+        "nccl", "nccl:nccl", "nccl:nccl_arguments", "time the communication of jobs with an NCCL profiler plugin",
+        ("how to switch NCCL Inspector on for all jobs of a node", "nccl"),
+        ("whether it times the jobs that run on this node now, and what to do", "nccl --check"),
+    ),
+    (
         "leaks", "tables:leaks", "tables:leaks_arguments", "print the twelve leaks and what to do first",
         ("for reading", "leaks"),
         ("for programs", "leaks --json"),

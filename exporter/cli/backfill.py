@@ -27,6 +27,7 @@ from exporter.cli.progress import BYTES, TIME, ProgressBar, progress_arguments
 from exporter.cli.wiring import FAILED, config_file_argument, configure, duration_argument, fail
 from exporter.config import Config, ConfigError
 from exporter.core.exposition import render
+from exporter.core.host import HostView
 from exporter.core.job_record import JobRecord, JobRecordQuery, JobSample
 from exporter.core.leaks import LEAK_NAMES
 from exporter.core.ledger import Book, Ledger
@@ -228,14 +229,15 @@ SAMPLED_METRICS = frozenset({
 FINAL_METRICS = frozenset(
     _P + name
     for name in (
-        "job_seconds_total", "job_unneeded_seconds_total", "job_advice_seconds_total",
+        "job_seconds_total", "job_unneeded_seconds_total", "job_advice_seconds_total", "job_stall_seconds_total",
         "job_first_work_seconds", "job_reported_gpu_seconds_total",
         "job_model_flops_total", "job_tokens_total", "job_padding_tokens_total", "job_samples_total",
         "job_steps_total", "job_rework_steps_total", "job_run_seconds_total", "job_checkpoints_total",
         "job_restarts_total", "job_recovery_seconds_total", "job_loss_events_total", "job_preemptions_total",
         "job_engine_tokens_total", "job_world_size", "job_step", "job_epoch", "job_goodput_ratio",
         "job_progress_ratio", "job_loss", "job_quality", "job_quality_start", "job_quality_target", "job_run_info",
-        "job_engine_info", "job_target_reached_timestamp_seconds",
+        "job_engine_info", "job_target_reached_timestamp_seconds", "job_collectives_total",
+        "job_collective_seconds_total", "job_collective_bytes_total",
     )
 )  # fmt: skip
 """Metrics of a job that a store has only at its end; counters were 0 at its start."""
@@ -335,6 +337,9 @@ def _final_view(record: JobRecord) -> JobView:
         excess=record.unneeded or None,
         progress=record.training,
         service=record.service,
+        host=HostView(record.cpu_seconds, None, (), tuple(record.stalls.items())) if record.stalls else None,
+        communication=record.communication,
+        link=record.link,
     )
 
 

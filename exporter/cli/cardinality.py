@@ -40,8 +40,10 @@ _HEAD_HOURS = 3.0
 _HEADROOM = 1.2
 _GROUPS: Mapping[str, str] = {
     "gpu": "single GPUs", "spinning GPU": "single GPUs", "shared GPU": "single GPUs",
-    "job": "jobs", "job in trouble": "jobs", "job on one GPU": "jobs",
+    "GPU coding video": "single GPUs", "GPU with a chip-to-chip link": "single GPUs",
+    "job": "jobs", "measured job": "jobs", "job in trouble": "jobs", "job on one GPU": "jobs",
     "reporting job": "jobs that report", "rank": "jobs that report", "serving job": "servers",
+    "communicating job": "timed communication", "communicating rank": "timed communication",
 }  # fmt: skip
 _NODES = "nodes"
 
@@ -162,7 +164,8 @@ def _fleet(args: argparse.Namespace) -> FleetSize:
     owners = max(args.teams, args.accounts, args.namespaces)
     named = {name: value for name, value in vars(args).items() if name in FleetSize.__struct_fields__}
     derived = {
-        "jobs": jobs, "shared": args.shared_gpus, "free": args.free_gpus, "listening": not args.no_reports,
+        "jobs": jobs, "measured": 0 if args.no_host_counters else jobs,
+        "shared": args.shared_gpus, "free": args.free_gpus, "listening": not args.no_reports,
         "owners": owners, "node_accounts": min(owners, args.node_accounts),
         "pairs": max(owners, args.users, jobs if owners > 1 and args.users > 1 else 0),
     }  # fmt: skip
@@ -177,10 +180,11 @@ def _contradictions(fleet: FleetSize) -> Iterator[tuple[bool, str]]:
     yield fleet.mig_boards > fleet.gpus, f"--mig-boards {fleet.mig_boards} of {fleet.gpus} GPUs a node"
     yield bool(fleet.mig_boards) != bool(fleet.mig_instances), "--mig-boards and --mig-instances go together"
     yield fleet.nodes_per_job > fleet.nodes, f"--nodes-per-job {fleet.nodes_per_job:g} of {fleet.nodes} nodes"
-    for flag in ("reporting", "serving", "trouble"):
+    for flag in ("reporting", "serving", "communicating", "trouble"):
         yield getattr(fleet, flag) > fleet.jobs, f"--{flag} {getattr(fleet, flag)} of {fleet.jobs} jobs"
     every = fleet.nodes * fleet.devices
-    for flag, count in (("spinning", fleet.spinning), ("shared-gpus", fleet.shared), ("free-gpus", fleet.free)):
+    limited = {"spinning": fleet.spinning, "coding": fleet.coding, "chip-links": fleet.chip_links}
+    for flag, count in (limited | {"shared-gpus": fleet.shared, "free-gpus": fleet.free}).items():
         yield count > every, f"--{flag} {count} of {every} GPUs and instances"
 
 
@@ -217,8 +221,12 @@ _NUMBERS = (
     ("mig-instances", 0, 0, "instances on these together, a node"),
     ("reporting", 0, 0, "jobs that report (docs/training-jobs.md)"),
     ("serving", 0, 0, "jobs whose serving engine is found (docs/engines.md)"),
+    ("communicating", 0, 0, "jobs whose communication NCCL Inspector or CoMMA times (docs/training-jobs.md)"),
     ("trouble", 0, 0, "jobs that hang, have no process, an exemption or limits of their own"),
     ("spinning", 0, 0, "GPUs that spin at the same time"),
+    ("coding", 0, 0, "GPUs that encode or decode video at the same time"),
+    ("chip-links", 0, 0, "GPUs with a chip-to-chip link to a Grace CPU"),
+    ("ports", 0, 0, "RDMA ports a node"),
     ("shared-gpus", 0, 0, "GPUs that several jobs share"),
     ("sharers", 2, 1, "jobs on each of those"),
     ("free-gpus", 0, 0, "unallocated GPUs; lowers only the number while nothing has gone wrong"),
@@ -251,6 +259,7 @@ def cardinality_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--source", choices=tuple(MISSING_SIGNALS), default="dcgm",
                          help="where telemetry comes from; dcgm. driver: NVML on boards before Hopper")  # fmt: skip
     command.add_argument("--no-reports", action="store_true", help="reports.socket is empty")
+    command.add_argument("--no-host-counters", action="store_true", help="host.counters is false")
     command.add_argument(
         "--interval", type=duration_argument(1), default=60.0, metavar="TIME", help="time between two scrapes; 60s"
     )

@@ -44,6 +44,7 @@ from exporter.core.job_record import JobRecord
 from exporter.core.model import Fault
 from exporter.core.snapshot import ReloadStatus
 from exporter.logs import set_redaction
+from exporter.nccl.investigator import LatestSnapshot, open_investigator
 from exporter.redact import redact_secrets
 from exporter.schedulers.base import Scheduler, SchedulerError, choose_scheduler
 from exporter.schedulers.privacy import UserMask, open_mask
@@ -100,6 +101,8 @@ class SampledNode(Struct, frozen=True):
     sampler: Sampler
     node: str
     """The node's name as the scheduler reports it."""
+    latest: LatestSnapshot
+    """What listeners read of the agent, once it is connected."""
 
 
 def serve(args: argparse.Namespace) -> int:
@@ -126,8 +129,9 @@ def _with_sampler(config: Config, use: Callable[[SampledNode], int]) -> int:
     except SchedulerError as err:
         return fail(redact_secrets(str(err)))
     file = InventoryFile(config.inventory.file) if config.inventory.file else None
+    latest = LatestSnapshot()
     collector = open_collector(
-        config, clock, scheduler, mask, inventory_file=file, listeners=_open_listeners(config, clock)
+        config, clock, scheduler, mask, inventory_file=file, listeners=_open_listeners(config, clock, latest)
     )
     config = structs.replace(config, scheduler=scheduler.name)
     try:
@@ -137,7 +141,7 @@ def _with_sampler(config: Config, use: Callable[[SampledNode], int]) -> int:
             return _print_failures(failures)
         interval, deadline = timing.interval_seconds, timing.deadline_seconds
         sampler = Sampler(collector, clock, interval=interval, deadline=deadline, first=first)
-        return use(SampledNode(config, collector, sampler, scheduler.node))
+        return use(SampledNode(config, collector, sampler, scheduler.node, latest))
     finally:
         collector.close()
 
@@ -163,8 +167,8 @@ def open_collector(
     )
 
 
-def _open_listeners(config: Config, clock: SystemClock) -> list[WorkloadListener]:
-    """Open the enabled listeners for training reports and serving engines."""
+def _open_listeners(config: Config, clock: SystemClock, latest: LatestSnapshot) -> list[WorkloadListener]:
+    """Open the enabled listeners: reports, serving engines, the host, timed communication, jobs that may hang."""
     listeners: list[WorkloadListener] = []
     if config.reports.socket or config.reports.http or config.follow:
         from exporter.training.receiver import open_receiver  # noqa: PLC0415  imported only if enabled
@@ -174,6 +178,16 @@ def _open_listeners(config: Config, clock: SystemClock) -> list[WorkloadListener
         from exporter.engines.scraper import open_engines  # noqa: PLC0415  imported only if enabled
 
         listeners.append(open_engines(config, clock))
+    if config.host.counters:
+        from exporter.host.listener import open_host  # noqa: PLC0415  imported only if enabled
+
+        listeners.append(open_host(config, clock))
+    if config.nccl.enabled:
+        from exporter.nccl.listener import open_collectives  # noqa: PLC0415  imported only if enabled
+
+        listeners.append(open_collectives(config, clock))
+    if config.hangs.enabled:
+        listeners.append(open_investigator(config, clock, latest))
     return listeners
 
 
@@ -189,6 +203,7 @@ def _serve(sampled: SampledNode, reloader: ConfigReloader) -> int:
     config, sampler, node = sampled.config, sampled.sampler, sampled.node
     metadata = daemon_metadata(config, source=sampler.name, node=node, reload=reloader.status)
     agent = Agent(meta=metadata, policy=config.policy, by_model=config.policies(), sampler=sampler)
+    sampled.latest.connect(agent.latest)
 
     def apply(config: Config, reload: ReloadStatus) -> None:
         sampled.collector.update(Rules(config.workload, config.exemptions))

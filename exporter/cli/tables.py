@@ -27,7 +27,7 @@ from exporter.core.leak_guide import (
     LeakGuideEntry,
     OtherLeak,
 )
-from exporter.core.leaks import LAYER_OF, LEAK_NAMES, LEAKS
+from exporter.core.leaks import LAYER_OF, LEAK_NAMES, LEAKS, Leak
 from exporter.core.metrics import METRICS, SERIES_BUDGET, Metric, max_series_of_scope
 from exporter.redact import redact_secrets
 from exporter.schedulers.privacy import open_mask
@@ -160,56 +160,61 @@ _NARROWEST, _WIDEST = 40, 120
 _LABEL_WIDTH = 9
 
 _LEAKS_INTRO = """\
-# The twelve leaks
+# Leaks: what to expect, to watch and to do
 
-A leak is a reason why paid GPU time was not useful work. The exporter divides every paid GPU-second between useful work
-and 24 leaks, the values of the label `leak` ([all of them](metrics.md#values-of-leak)). Time that could not be measured
-is neither: it is `unobserved` without trustworthy telemetry, and `unresolved` while a kernel ran whose use cannot be
-judged. This page groups 17 of the 24 values into the twelve leaks of the literature; the other seven are
-[below](#the-other-seven-leaks).
+A leak is a reason why paid GPU time was not useful work. There are 24 leaks, the values of the label `leak`
+([all of them](metrics.md#values-of-leak)). Time that cannot be judged is in no leak and is not useful either: it is
+`unobserved` while telemetry or the owner is unknown, and `unresolved` while a kernel ran whose use cannot be judged,
+because tensor activity or the GPU's peak is unknown.
 
-It is generated from the table in `exporter/core/leak_guide.py`; `gpu-efficiency leaks` prints it for a terminal, with
-`--json` for programs.
+This page sorts 17 of the 24 leaks into twelve *kinds* known from the literature; the other seven leaks are
+[below](#the-other-seven-leaks). `gpu-efficiency leaks` prints it in a terminal, and `gpu-efficiency leaks --json` for
+programs. It is generated from the table in `exporter/core/leak_guide.py`.
 
-The layer is the ratio that a leak reduces: `gau` (allocated and working / paid), `ectr` (computing / allocated) or
-`emfu` (useful / computing). The team is the one that can usually act on it.
+The layer is the ratio that a leak lowers: `gau` (occupied / paid), `ectr` (computing / occupied) or `emfu` (useful /
+computing). *Occupied* is time on GPUs whose job is not idle, *computing* the part of it in which the job does not wait
+([accounting](accounting.md)). The role is who can usually act; it is not the label `team`, which your workload rules
+set. *platform* runs the cluster, *scheduling* decides who gets which GPU, *training* and *serving* run jobs and
+servers, *model* writes the model's code, *data* supplies the input.
 
-| # | leak | layer | team | values of `leak` | do first |
+| # | kind | layer | role | leaks | do first |
 |---|---|---|---|---|---|"""
 _EXPECT_HEAD = """
 ## What to expect
 
-GPU-hours lost of 100 paid hours. Every range is this project's engineering estimate (E), within which most fleets
-should lie. The keys in brackets name the [published measurements](#literature) on which it is based; each was made on
-one system, so none of them is copied as a range.
+GPU-hours lost of 100 paid hours. Every range is an estimate of this project: most fleets should lie within it. Keys in
+brackets name the [publications](#literature) on which a range is based; (E) means experience alone. Each publication
+measured one system, so no range is copied from one.
 
-| # | leak | training | inference |
+| # | kind | training | inference |
 |---|---|---|---|"""
 _WATCH_HEAD = """
 ## What to watch
 
-The GPU-seconds of each leak are in `gpu_efficiency_node_seconds_total{leak="..."}`. Names that contain a colon are
-recorded by the rules in `alerts/`, which Prometheus must load; `cluster_leak:gpu_efficiency_cost:per_hour{leak="..."}`
-is what a leak costs. The table adds the series that show its cause. Where a runbook is named, an alert watches the
-leak; the others have none.
+The GPU-seconds of each leak are in `gpu_efficiency_node_seconds_total{leak="..."}`, and what they cost is in
+`cluster_leak:gpu_efficiency_cost:per_hour{leak="..."}`. The table below has the series that show why a leak is large.
+Names with a colon are recorded by the rules in `alerts/*.yaml`, which Prometheus must load. A runbook is named where an
+alert exists. In names, `ofu` is the share of the dense tensor peak that the GPU delivered: tensor activity x clock /
+the clock at which the peak holds.
 
-| evidence | means |
+| evidence | the leak is counted |
 |---|---|
 | measured | from hardware counters and the scheduler |
-| estimated | from hardware counters by a formula |
-| reported | by the training job |
-| engine | by the metrics of the serving engine |
+| estimated | from hardware counters, by a formula |
+| reported | from the reports of the training job |
+| engine | from the metrics of the serving engine |
 
-A leak that needs a report or an engine is exported as 0 without it. Its time is then in the leaks that counters can
-tell apart, mostly `unattributed_stall`, `memory_bound`, `low_parallelism` and `other_compute`, or in `useful`.
+Without a report or the metrics of an engine, a leak that only they can show stays at 0. Its time then counts as one of
+the leaks that counters can show (mostly `unattributed_stall`, `memory_bound`, `low_parallelism` and `other_compute`) or
+as `useful`. Where the table names an estimate, the estimate counts until the job reports.
 
 | # | metric to watch | series | evidence | signals needed | runbook |
 |---|---|---|---|---|---|"""
 _OTHER_ROWS = """
 ## The other seven leaks
 
-| value of `leak` | layer | what it is | training | inference | runbook |
-|---|---|---|---|---|---|"""
+| leak | layer | role | what it is | do first | training | inference | runbook |
+|---|---|---|---|---|---|---|---|"""
 _LITERATURE_HEAD = """
 ## Literature
 
@@ -218,7 +223,7 @@ _LITERATURE_HEAD = """
 
 
 def leaks(args: argparse.Namespace) -> int:
-    """Print the twelve leaks."""
+    """Print all leaks: twelve kinds, and those of no kind."""
     if args.json:
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(_json_tree()), indent=2).decode() + "\n")
     elif args.markdown:
@@ -254,8 +259,8 @@ def _json_tree() -> dict[str, object]:
 
 def _terminal_lines(width: int) -> Iterator[str]:
     yield from _wrapped(
-        "Where paid GPU time is lost: twelve leaks, and the values of the label `leak` that make up each. Ranges are"
-        " GPU-hours of 100 paid: engineering estimates (E), based on the references at the end.",
+        "Where paid GPU time is lost: twelve kinds, and the leaks (values of the label `leak`) of each. Ranges are"
+        " GPU-hours of 100 paid: estimates, based on the references at the end or, (E), on experience alone.",
         width,
         indent=0,
     )
@@ -277,7 +282,7 @@ def _terminal_lines(width: int) -> Iterator[str]:
 def _entry_lines(entry: LeakGuideEntry, width: int) -> Iterator[str]:
     yield ""
     yield from textwrap.wrap(f"{entry.number:2} {entry.name}", width, subsequent_indent="   ")
-    yield from _fact("layer", f"{', '.join(entry.layers)}; team {entry.team}", width)
+    yield from _fact("layer", f"{', '.join(entry.layers)}; role {entry.team}", width)
     yield from _fact("label", ", ".join(entry.rows), width)
     yield from _fact("watch", entry.watch, width)
     yield from chain.from_iterable(_wrapped(name, width, indent=6) for name in entry.series)
@@ -289,6 +294,8 @@ def _entry_lines(entry: LeakGuideEntry, width: int) -> Iterator[str]:
 
 def _other_lines(other: OtherLeak, width: int) -> Iterator[str]:
     yield from ("", f"  {other.row}", *_wrapped(f"{other.what} ({_layer(other.row)})", width, indent=4))
+    leak = _leak(other.row)
+    yield from _fact("first", f"{leak.fix} (role {leak.team})", width)
     yield from _ranges(other.training, other.inference, width)
     yield from _runbook(other, width)
 
@@ -336,16 +343,16 @@ def _leaks_markdown() -> Iterator[str]:
     yield _markdown_row(
         "", "left as **useful**", _expected(EXPECTED_USEFUL["training"]), _expected(EXPECTED_USEFUL["inference"])
     )
-    yield "\n[A worked example](worked-example.md) follows 100 paid hours of a training fleet and of an inference fleet"
-    yield "through all of these leaks down to what is useful, in hours and in money."
+    yield "\n[A worked example](worked-example.md#two-waterfalls-of-100-gpu-hours) divides 100 paid hours of a training"
+    yield "fleet and of an inference fleet among these leaks and useful work, in hours and in money."
     yield _WATCH_HEAD
     for s in LEAK_GUIDE:
         yield _markdown_row(f"{s.number}", s.watch, _coded(s.series), ", ".join(s.evidence), s.needs, _linked(s))
     yield _OTHER_ROWS
     for o in OTHER_LEAKS:
-        yield _markdown_row(
-            f"`{o.row}`", _layer(o.row), o.what, _expected(o.training), _expected(o.inference), _linked(o)
-        )
+        team, fix = _leak(o.row).team, _leak(o.row).fix
+        ranges = (_expected(o.training), _expected(o.inference))
+        yield _markdown_row(f"`{o.row}`", _layer(o.row), team, o.what, fix, *ranges, _linked(o))
     yield _LITERATURE_HEAD
     yield from (_markdown_row(f"[{key}]", source.work, source.figure) for key, source in LITERATURE.items())
 
@@ -368,6 +375,10 @@ def _linked(of: LeakGuideEntry | OtherLeak) -> str:
 
 def _layer(row: str) -> str:
     return LAYER_OF[LEAK_NAMES.index(row)]
+
+
+def _leak(row: str) -> Leak:
+    return LEAKS[LEAK_NAMES.index(row)]
 
 
 def _expected(of: ExpectedLoss | None, unit: str = "") -> str:

@@ -12,7 +12,9 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import Meta, Raw, Struct, field, structs
 
+from exporter.core.collectives import CollectiveStats
 from exporter.core.communication import LevelTracker
+from exporter.core.host import JobHost
 from exporter.core.leaks import LEAK_NAMES, UNRESOLVED_INDEX, Amount
 from exporter.core.ledger import (
     COUNTER_FIELDS,
@@ -26,7 +28,7 @@ from exporter.core.ledger import (
     conserved,
     counter_values,
 )
-from exporter.core.model import Allocation, Device, Owner, State
+from exporter.core.model import Allocation, Device, HangFinding, Owner, State
 from exporter.core.serving import TOKEN_KINDS, ServingStats, ServingTotals
 from exporter.core.states import BoardHealth, GpuTimers
 from exporter.core.workload import TrainingProgress, TrainingRun
@@ -93,6 +95,9 @@ class _SavedJob(Struct, array_like=True):
     progress: TrainingProgress | None
     service: ServingTotals | None
     level_tracker: LevelTracker = field(default_factory=LevelTracker)
+    host: JobHost | None = None
+    finding: HangFinding | None = None
+    communication: CollectiveStats | None = None
 
 
 class _SavedLedger(Struct, array_like=True):

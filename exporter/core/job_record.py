@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 
 from msgspec import Struct
 
+from exporter.core.collectives import CommunicationView
 from exporter.core.leaks import LEAK_NAMES, Amount, sum_by_layer
 from exporter.core.model import SECOND, Owner
 from exporter.core.serving import ServingView
@@ -72,8 +73,15 @@ class JobRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """GPU-nanoseconds beyond that slice."""
     happened: dict[str, int] = {}
     """Counts of hung, zombie and xid events of its GPUs."""
+    cpu_seconds: float = 0.0
+    """CPU time of all cores on this node, as far as it was measured."""
+    stalls: dict[str, int] = {}
+    """GPU-nanoseconds of data_stall and unattributed_stall by what explained them best (see `core.host`)."""
     training: TrainingView | None = None
     service: ServingView | None = None
+    communication: CommunicationView | None = None
+    link: float | None = None
+    """Bandwidth of its GPUs' NVLinks, one direction, bytes per second; None: several nodes, or unknown."""
     samples: tuple[JobSample, ...] = ()
     simulated: bool = False
 
@@ -183,8 +191,12 @@ def build_job_record(
         fitting="" if job.smallest_slice is None else job.smallest_slice.profile,
         unneeded=job.excess or 0,
         happened={kind: times for kind, times in happened.items() if times},
+        cpu_seconds=0.0 if job.host is None else job.host.cpu_seconds,
+        stalls={} if job.host is None else dict(job.host.stalls),
         training=job.progress,
         service=job.service,
+        communication=job.communication,
+        link=job.link,
         samples=samples,
         simulated=simulated,
     )

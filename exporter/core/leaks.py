@@ -262,7 +262,7 @@ LEAKS: tuple[Leak, ...] = (
         watch="unavailable seconds by reason", fix="repair or return the GPU; shorten drains", colour="#AF2C1F"),
     Leak("idle_allocation", "gau",
         "time nobody holds the GPU; the waiting of zombies, and of servers without a request",
-        pools=(WAIT, SLACK), evidence="measured or estimated", detector=detect_idle_allocation,
+        pools=(WAIT, SLACK), detector=detect_idle_allocation,
         takes_all_in=frozenset({State.UNALLOCATED, State.UNOWNED}),
         watch="unoccupied GPU-hour ratio", fix="reclaim zombies; backfill the queue; shrink the reservation",
         colour="#DE6F0E"),

@@ -13,10 +13,12 @@ from operator import attrgetter
 from msgspec import Struct
 from msgspec.structs import replace
 
+from exporter.core.collectives import CollectiveStats
 from exporter.core.communication import LevelTracker
 from exporter.core.evidence import Evidence
+from exporter.core.host import JobHost, PortState
 from exporter.core.leaks import LEAK_NAMES, LeakShares
-from exporter.core.model import MS, NEVER, PPM, SECOND, Allocation, Device, Owner, Reading, Spec, State
+from exporter.core.model import MS, NEVER, PPM, SECOND, Allocation, Device, HangFinding, Owner, Reading, Spec, State
 from exporter.core.policy import Policy
 from exporter.core.serving import ServingStats
 from exporter.core.states import BoardHealth, Criteria, GpuTimers, criteria_of
@@ -337,6 +339,12 @@ class Job:
     """Totals from its serving engines' reports; None: no report."""
     level_tracker: LevelTracker = field(default_factory=LevelTracker)
     """SM activity of its computing and communicating kernels."""
+    host: JobHost | None = None
+    """Its CPU use and pressure on this node; None: not measured."""
+    finding: HangFinding | None = None
+    """The latest finding about a hang; None: it was never asked."""
+    communication: CollectiveStats | None = None
+    """Totals of what a profiler plugin timed; None: no report."""
 
     def add_activity(self, ev: Evidence, end: int, ms: int, amounts: CounterAmounts | None) -> None:
         """Add `ms` milliseconds of one of its GPUs up to `end`; `amounts`: the job's part of the counters."""
@@ -372,6 +380,8 @@ class Ledger:
         self.runs: dict[tuple[str, str, str], TrainingRun] = {}
         """By user, namespace and run ID; the most recently reported run is last."""
         self.conservation_errors = 0
+        self.ports: dict[str, PortState] = {}
+        """The node's RDMA ports by name, as last read."""
         self.departed: list[Job] = []
         """Jobs evicted in the last step."""
         self.paid_since: Mapping[str, int] = {}

@@ -10,7 +10,9 @@ from typing import Generic, TypeVar
 
 from msgspec import Struct
 
+from exporter.core.collectives import COLLECTIVE_NAMES, CollectiveView, CommunicationView
 from exporter.core.evidence import HANG_SIGNS
+from exporter.core.host import CAUSES, RESOURCES, PortState
 from exporter.core.leaks import LAYER_OF, LAYERS, LEAK_NAMES, sum_by_layer
 from exporter.core.model import PPM, SECOND, State
 from exporter.core.policy import EXPORTED_THRESHOLDS
@@ -120,6 +122,15 @@ _training = _Rows(
 _serving = _Rows(
     "serving job", ("job_id",), lambda s: (((job.owner.job_id,), job.service) for job in s.jobs if job.service)
 )
+_measured = _Rows(
+    "measured job", ("job_id",), lambda s: (((job.owner.job_id,), job.host) for job in s.jobs if job.host)
+)
+_port = _Rows("RDMA port", ("port",), lambda s: (((state.port.name,), state) for state in s.ports))
+_communication = _Rows(
+    "communicating job",
+    ("job_id",),
+    lambda s: (((job.owner.job_id,), job.communication) for job in s.jobs if job.communication),
+)
 _model = _Rows("model", ("model",), lambda s: (((model.model,), model) for model in s.models))
 _account = _Rows("account", ("team", "account", "workload_namespace"), lambda s: s.account_totals)
 _node = _Rows("node", (), lambda s: (((), s),))
@@ -172,6 +183,15 @@ def _spin_links(gpu: GpuView) -> Iterator[MetricSample]:
             yield (link,), max(rates)
 
 
+def _hang_culprit(job: JobView) -> Iterator[MetricSample]:
+    found = job.finding
+    if found is not None:
+        sequence = "" if found.sequence is None else f"{found.sequence}"
+        pid = f"{found.pid}" if found.pid else ""
+        place = found.rank, found.host, pid, found.gpu
+        yield (*place, found.collective, sequence, found.stack, found.source), int(found.stuck)
+
+
 def _job_exempt(snapshot: Snapshot) -> Iterator[MetricSample]:
     for job in snapshot.jobs:
         if job.owner.exemption and snapshot.wall < job.owner.exempt_until * SECOND:
@@ -214,6 +234,21 @@ def _latencies(view: ServingView) -> Iterator[MetricSample]:
     for latency in view.latencies:
         for percentile, value in (("p50", latency.p50), ("p95", latency.p95), ("p99", latency.p99)):
             yield (latency.kind, percentile), value
+
+
+def _collectives(value: Callable[[CollectiveView], Value]) -> Callable[[CommunicationView], Iterator[MetricSample]]:
+    def samples(view: CommunicationView) -> Iterator[MetricSample]:
+        for use in view.uses:
+            found = value(use)
+            if found is not None:
+                yield (use.name,), found
+
+    return samples
+
+
+def _slowest_rank(view: CommunicationView) -> Iterator[MetricSample]:
+    if view.slowest is not None:
+        yield (view.slowest[0],), view.slowest[1]
 
 
 def _mbu(job: JobView) -> float | None:
@@ -347,13 +382,39 @@ def _row_remap(gpu: GpuView) -> int | None:
     return 2 if health.row_remap_failed else int(bool(health.row_remap_pending))
 
 
+_VIDEO_ENGINES = ("encoder", "decoder")
+
+
+def _video(gpu: GpuView) -> Iterator[MetricSample]:
+    for engine in _VIDEO_ENGINES if gpu.live else ():
+        used = valid_value(gpu.reading, f"{engine}_utilization")
+        if used:
+            yield (engine,), used
+
+
+def _chip_link(gpu: GpuView) -> Iterator[MetricSample]:
+    for direction in _DIRECTIONS if gpu.live else ():
+        rate = valid_value(gpu.reading, f"c2c_{direction}_bytes_per_second")
+        if rate is not None:
+            yield (direction,), rate
+
+
+_DIRECTIONS = ("tx", "rx")
+
+
+def _port_bytes(state: PortState) -> Iterator[MetricSample]:
+    for direction, count in zip(_DIRECTIONS, (state.port.transmitted_bytes, state.port.received_bytes), strict=True):
+        if count is not None:
+            yield (direction,), count
+
+
 def _limited(gpu: GpuView) -> Iterator[MetricSample]:
     for group, nanoseconds in gpu.limited if not gpu.device.parent else ():
         yield (group,), seconds(nanoseconds)
 
 
 _OVERSIZED = LEAK_NAMES.index("oversized_allocation")
-_KNOWN_REFUSALS = ("clock_step", "report", "serving", "unknown_gpu")
+_KNOWN_REFUSALS = ("clock_step", "collectives", "host", "report", "serving", "unknown_gpu")
 _SPREAD = {"p10": 0.1, "p50": 0.5, "p90": 0.9}
 UNHELD_LEAKS = ("unavailable", "idle_allocation", "unobserved")
 """Leaks that can take unallocated time."""
@@ -368,7 +429,7 @@ _KNOWN_FAULTS = frozenset({
     "conflicting_series", "profiling_refused", "mig_layout", "stale", "blank", "clock_step",
     "unknown_model", "paused", "processes_unseen", "handle_stale", "gpu_recovery", "gpu_reset_required",
     "xid_unassigned", "xids_not_told", "controller_silent", "scheduler_refused", "engine_failed", "listening_failed",
-    "reports_failed", "exporter_down",
+    "reports_failed", "exporter_down", "host_unread",
 })  # fmt: skip
 
 
@@ -444,6 +505,12 @@ METRICS: tuple[Metric, ...] = (
     _gpu("nvlink_errors_total", _health("nvlink_errors"),
         "CRC, replay and recovery errors of all NVLinks since the driver was loaded."),
     _gpu("memory_used_bytes", _reading("memory_used_bytes"), "Device memory in use."),
+    _gpu.by("video_engine_ratio", ("engine",), _video,
+        "The driver's utilization of the video encoder and decoder (NVENC, NVDEC), which count as no kernel; absent "
+        "while idle.", scope="GPU coding video", max_series=len(_VIDEO_ENGINES)),
+    _gpu.by("c2c_bytes_per_second", ("direction",), _chip_link,
+        "Traffic of the chip-to-chip link to a Grace CPU, latest reading: tx leaves the GPU; absent without one.",
+        scope="GPU with a chip-to-chip link", max_series=len(_DIRECTIONS)),
     _gpu.by("energy_joules_total", ("layer",), lambda g: _pairs(g.counters.energy_by_layer().items()),
         "Energy by where it went: a leak's layer, useful, unresolved or unobserved.", max_series=len(LAYERS)),
     _gpu("reading_age_seconds", lambda g: None if g.age is None else g.age / SECOND,
@@ -468,6 +535,11 @@ METRICS: tuple[Metric, ...] = (
         "GPUs of a job that are hung or suspected to be; absent while there are none.", scope="job in trouble"),
     _job("job_spin_since_timestamp_seconds", lambda j: _timestamp(j.spin_since),
         "Unix time since which the first of the job's hung or suspected GPUs has spun.", scope="job in trouble"),
+    _job.by("job_hang_culprit",
+        ("rank", "host", "pid", "gpu", "collective", "sequence", "stack", "source"), _hang_culprit,
+        "While GPUs of a job spin: the rank that the others wait for, by NCCL RAS or PyTorch's Flight Recorder, with "
+        "its host, pid and GPU, the collective in which the others wait, and the top of the rank's stack. 1: the rank "
+        "is missing or does nothing, which proves a hang; 0: it may still be working.", scope="job in trouble"),
     _job("job_last_work_timestamp_seconds", lambda j: _timestamp(j.worked_at),
         "Unix time at which any GPU of the job on this node last did effective work, or was allocated."),
     _job("job_no_process_gpus", lambda j: j.without_process or None,
@@ -573,6 +645,25 @@ METRICS: tuple[Metric, ...] = (
     _job.by("job_advice_seconds_total", ("advice",), _advice,
         "GPU-seconds that a change could save; they stay counted in their leak: speculative_decoding (half of the "
         "memory-bound time of a server without draft tokens).", scope="serving job"),
+    _communication.by("job_collectives_total", ("collective",), _collectives(lambda use: use.calls),
+        "Collectives and point-to-point transfers of a job's processes on this node, as an NCCL profiler plugin "
+        "counted them.", max_series=len(COLLECTIVE_NAMES)),
+    _communication.by("job_collective_seconds_total", ("collective",),
+        _collectives(lambda use: seconds(use.nanoseconds)),
+        "Execution time of those, summed over processes; they may overlap with each other and with computation.",
+        max_series=len(COLLECTIVE_NAMES)),
+    _communication.by("job_collective_bytes_total", ("collective",), _collectives(lambda use: use.bytes),
+        "Message bytes of those.", max_series=len(COLLECTIVE_NAMES)),
+    _communication.by("job_collective_bus_bytes_per_second", ("collective",),
+        _collectives(lambda use: use.bus_bytes_per_second),
+        "Bus bandwidth by NCCL's convention, mean of about the last two minutes, weighted by time; absent if the "
+        "plugin does not report it.", max_series=len(COLLECTIVE_NAMES)),
+    _communication.by("job_communication_ratio", ("rank",), lambda c: _pairs(c.ranks),
+        "Share of each rank's time in which at least one collective executed, mean of about the last two minutes: the "
+        "rank with the smallest value is the one that the others wait for.", scope="communicating rank"),
+    _communication.by("job_slowest_rank", ("rank",), _slowest_rank,
+        "The rank of a job on this node that the others wait for: by how much less of the time it communicates than "
+        "their median; absent if none stands out."),
     _job("job_start_timestamp_seconds", lambda j: j.start / SECOND,
         "Unix time at which the job was allocated its first GPU on this node."),
     _job("job_time_limit_seconds", lambda j: j.owner.time_limit_seconds,
@@ -592,6 +683,27 @@ METRICS: tuple[Metric, ...] = (
     _job.by("job_activity_ratio", ("percentile",), _job_spread,
         "Engine activity over the last 5 minutes: 10th, 50th and 90th percentile over time, in steps of 5 %.",
         max_series=3),
+    _measured("job_cpu_cores", lambda h: h.cpu_cores,
+        "Mean number of CPU cores that the job's processes on this node use, over the latest few seconds."),
+    _measured.by("job_pressure_ratio", ("resource",), lambda h: _pairs(h.shares),
+        "Share of time in which some task of the job waited for cpu, io or memory (Linux's PSI of its control group), "
+        "or was stopped by its CPU quota (cpu_quota, which raises cpu too), over the latest few seconds.",
+        max_series=len(RESOURCES)),
+    _measured.by("job_stall_seconds_total", ("cause",),
+        lambda h: _pairs((cause, seconds(spent)) for cause, spent in h.stalls),
+        "GPU-seconds of the job's data_stall and unattributed_stall by what explains them best: storage, cpu_quota, "
+        "memory, cpu (contention), network (RDMA, where the job has the node to itself); only those that occurred, "
+        "and none of what nothing explains.", max_series=len(CAUSES)),
+    _port.by("rdma_bytes_total", ("direction",), _port_bytes,
+        "Bytes of an RDMA port since its driver was loaded, tx or rx: InfiniBand, RoCE and EFA.",
+        max_series=len(_DIRECTIONS)),
+    _port("rdma_wait_ticks_total", lambda state: state.port.wait_ticks,
+        "Ticks, of a length that the device defines, in which an RDMA port had data to send and could not "
+        "(port_xmit_wait); absent on adapters without that counter."),
+    _port("rdma_rate_bytes_per_second", lambda state: state.port.bytes_per_second,
+        "Nominal rate of an RDMA port in one direction."),
+    _port.by("rdma_active", ("link",), lambda state: (((state.port.link,), int(state.port.active)),),
+        "1 if the state of an RDMA port is ACTIVE; link is infiniband, roce, efa, or empty for another."),
     _account.by("account_seconds_total", ("layer",), _layer_seconds,
         "GPU-seconds allocated on this node by billing account and layer; the time of ended jobs stays counted "
         "here. Accounts beyond policy.max_accounts are summed as other.", max_series=len(LAYERS)),
@@ -697,8 +809,9 @@ METRICS: tuple[Metric, ...] = (
 )  # fmt: skip
 
 
-SERIES_BUDGET = {"gpu": 64, "job": 45, "node": 150}
-"""Maximum number of series in METRICS per GPU, per job on a node, and per node with one GPU model."""
+SERIES_BUDGET = {"gpu": 64, "job": 45, "measured job": 10, "node": 150}
+"""Maximum number of series in METRICS per GPU, per job on a node, for its CPU use and pressure, and per node with one
+GPU model."""
 
 
 def max_series_of_scope(scope: str) -> int:

@@ -406,7 +406,7 @@ class HangFinding(Struct, frozen=True, omit_defaults=True):
     moving: bool
     """Collectives were completed between two questions: the job does not hang."""
     stuck: bool = False
-    """No count moved, and a rank is missing or behind the others: the job hangs."""
+    """No count moved, and the rank that the others wait for is missing or does nothing: the job hangs."""
     rank: str = ""
     """The rank that the others wait for, in digits; empty: unknown."""
     host: str = ""
@@ -441,6 +441,24 @@ class HostUsage(Struct, frozen=True, omit_defaults=True):
     memory_pressure: float | None = None
 
 
+class NetworkPort(Struct, frozen=True, omit_defaults=True):
+    """One RDMA port of this node (InfiniBand, RoCE or EFA) at one moment; counters are the kernel's own."""
+
+    name: str
+    """Device and port number ("mlx5_0:1")."""
+    at: int
+    link: str = ""
+    """infiniband, roce or efa; empty: another."""
+    active: bool = False
+    """The port's state is ACTIVE."""
+    bytes_per_second: float | None = None
+    """Nominal rate of the link in one direction."""
+    transmitted_bytes: int | None = None
+    received_bytes: int | None = None
+    wait_ticks: int | None = None
+    """`port_xmit_wait`: ticks, of a length that the device defines, in which data waited and none was sent."""
+
+
 class Observation(Struct, frozen=True, omit_defaults=True):
     """All inputs of one tick. A trace is a header and a list of these; replay needs no clock.
 
@@ -467,6 +485,8 @@ class Observation(Struct, frozen=True, omit_defaults=True):
     collectives: tuple[CollectiveReport, ...] = ()
     findings: tuple[HangFinding, ...] = ()
     hosts: tuple[HostUsage, ...] = ()
+    ports: tuple[NetworkPort, ...] | None = None
+    """All RDMA ports of the node; None: not read since the last observation."""
 
 
 class State(StrEnum):

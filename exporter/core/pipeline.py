@@ -12,8 +12,11 @@ from operator import attrgetter
 from msgspec.structs import replace
 
 from exporter.core.attribution import OwnedInterval, attribute, divide_proportionally, sm_use_by_holder
+from exporter.core.collectives import CollectiveStats, is_credible_communication
 from exporter.core.communication import UNKNOWN_LEVELS
 from exporter.core.evidence import NO_SPIN, SPIN, SPIN_IF_FLAT, Evidence, evaluate
+from exporter.core.findings import apply_finding
+from exporter.core.host import apply_hosts
 from exporter.core.leaks import MEMORY_BOUND_INDEX, REPORTING, LeakShares, Span, split_into_leaks
 from exporter.core.ledger import Gpu, Job, Ledger, conserved, counter_amounts
 from exporter.core.model import (
@@ -23,6 +26,7 @@ from exporter.core.model import (
     SECOND,
     UNKNOWN_JOB,
     Allocation,
+    CollectiveReport,
     Device,
     HostUsage,
     Observation,
@@ -40,8 +44,8 @@ from exporter.core.states import (
     Criteria,
     StateInterval,
     classify,
-    hang_window,
     hang_windows,
+    own_hang_window,
     saves,
     skip_unobserved,
     split_at_changes,
@@ -156,6 +160,19 @@ def _apply_host_usage(ledger: Ledger, usage: HostUsage) -> None:
         gpu.timers.cpu_until = max(gpu.timers.cpu_until, usage.end - usage.end % MS + _CPU_HOLDS)
 
 
+def apply_collectives(ledger: Ledger, report: CollectiveReport, at: int) -> None:
+    """Apply what a profiler plugin timed of one process, or count it as refused if it is not credible."""
+    gpus_reported = _gpus_of_job(ledger, report.job_id, report.uuids, report.start)
+    job = _reporting_job(ledger, report.job_id, gpus_reported)
+    if job is None or not is_credible_communication(report, at):
+        ledger.refused["collectives"] += 1
+        return
+    job.communication = job.communication or CollectiveStats()
+    job.communication.add(report)
+    for gpu in gpus_reported:
+        gpu.credits.setdefault(report.job_id, WorkloadCredit()).add_collectives(report)
+
+
 def _gpus_of_job(ledger: Ledger, job_id: str, uuids: tuple[str, ...], since: int) -> list[Gpu]:
     """GPUs that a job's report may concern: held at some time after `since`, and in `uuids` unless that is empty."""
     held_uuids = (
@@ -200,8 +217,8 @@ _NO_ACTIVITY: Activity = frozenset(), frozenset()
 Hangs = dict[str, list[tuple[int, int]]]
 """Job ID -> intervals in which any of its GPUs was hung."""
 _HARMLESS_FAULTS = frozenset({
-    "controller_silent", "engine_failed", "listening_failed", "processes_unseen", "reports_failed", "scheduler_failed",
-    "scheduler_refused", "unknown_model",
+    "controller_silent", "engine_failed", "host_unread", "listening_failed", "processes_unseen", "reports_failed",
+    "scheduler_failed", "scheduler_refused", "unknown_model",
 })  # fmt: skip
 """Faults that do not prevent a GPU from being read."""
 UNKNOWN_OWNER = Owner(UNKNOWN_JOB, name="the scheduler's word is too old to tell")
@@ -242,6 +259,11 @@ def _apply_inputs(ledger: Ledger, observation: Observation) -> list[GpuIntervals
         apply_serving(ledger, serving, observation.at)
     for usage in observation.hosts:
         _apply_host_usage(ledger, usage)
+    apply_hosts(ledger, observation)
+    for finding in observation.findings:
+        apply_finding(ledger, finding)
+    for collectives in observation.collectives:
+        apply_collectives(ledger, collectives, observation.at)
     for health in observation.health:
         board = ledger.gpus.get(health.uuid)
         if board is not None:
@@ -458,7 +480,7 @@ def _activity_of(evaluated: Iterable[tuple[Gpu, Evidence]]) -> Activity:
 def _set_hang_window(ledger: Ledger, gpu: Gpu, activity: Activity, start: int, end: int) -> None:
     """Set how long a GPU may spin, by what the GPUs of its job do; of several holders the longest window counts."""
     holders = gpu.timers.holders
-    own = max(hang_window(gpu.criteria, allocation.owner) for allocation in holders)
+    own = max(own_hang_window(allocation.owner) for allocation in holders)
     jobs = [allocation.owner.job_id for allocation in holders]
     hang, suspect = max(
         _hang_windows_of_job(gpu.criteria, _gpus_between(ledger, job_id, start, end), activity, job_id=job_id, own=own)

@@ -143,6 +143,17 @@ class Policy(Struct, frozen=True, forbid_unknown_fields=True):
     dram_reached: Share = 0.96
     """E: of the DRAM ceiling, by a kernel that is limited by it"""
 
+    stall_io_share: Share = 0.1
+    """E: pressure counts any of dozens of data workers: less waiting for storage than this is hidden by the others"""
+    stall_throttled_share: Share = 0.05
+    """E: a quota stops all threads at once: less of the time than this costs no step"""
+    stall_memory_share: Share = 0.05
+    """E: a job that waits for memory at all is near its limit; less is the reclaiming of page cache"""
+    stall_cpu_share: Share = 0.3
+    """E: with as many data workers as cores some worker often waits, without loss"""
+    stall_network_share: Share = 0.5
+    """E: below half of a link's rate, and of the time in which data waits for the link, the network has room"""
+
     no_process_seconds: Seconds = 2700.0
     """E: pulling an image or weights holds a GPU without a process for up to half an hour"""
     unowned_alert_seconds: Seconds = 600.0

@@ -13,10 +13,13 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
+from exporter.core.collectives import CommunicationView, communication_view
 from exporter.core.evidence import HANG_SIGNS, LARGEST_AMOUNT, hang_signs
+from exporter.core.findings import current_finding
+from exporter.core.host import HostView, PortState, current_ports, host_view
 from exporter.core.leaks import LAYER_OF, sum_by_layer
 from exporter.core.ledger import SPREAD_BINS, AccountKey, Book, CounterSample, Gpu, Job, Ledger, MigSlice
-from exporter.core.model import NEVER, PPM, Device, Health, Owner, Reading, State
+from exporter.core.model import NEVER, PPM, Device, HangFinding, Health, Owner, Reading, State
 from exporter.core.policy import EXPORTED_THRESHOLDS
 from exporter.core.prices import Price, Terms, price_at
 from exporter.core.serving import ServingView, serving_view
@@ -203,10 +206,19 @@ class JobView(Struct, frozen=True):
     """Progress from its training reports."""
     service: ServingView | None = None
     """Totals and gauges of its serving engines."""
+    communication: CommunicationView | None = None
+    """What a profiler plugin timed of its communication."""
+    link: float | None = None
+    """Bandwidth of the NVLinks of one of its GPUs, one direction, bytes per second, if it communicates over no other
+    link: it runs on one node. None otherwise, and if unknown."""
     bandwidth: float | None = None
     """Peak memory bandwidth of one of its GPUs, bytes per second."""
+    host: HostView | None = None
+    """CPU use, pressure and causes of waiting; None: not measured."""
     tensor_parallel_lost: float | None = None
     """Bandwidth tensor-parallel groups lose by exceeding an NVLink domain, bytes per second; None: none or unknown."""
+    finding: HangFinding | None = None
+    """The rank that the others wait for, while they spin; None: they do not, or it is unknown."""
 
 
 class ModelView(Struct, frozen=True):
@@ -307,6 +319,8 @@ class Snapshot(Struct, frozen=True, dict=True):
     refused: tuple[tuple[str, int], ...]
     """Rejected input that belongs to no single GPU, by reason."""
     faults: tuple[tuple[str, int], ...]
+    ports: tuple[PortState, ...]
+    """The node's RDMA ports that were read lately."""
     conservation_errors: int
     allocations_age: int | None
     """Nanoseconds since the scheduler last confirmed the allocations; None: never."""
@@ -351,6 +365,7 @@ def take_snapshot(ledger: Ledger, meta: DaemonMetadata) -> Snapshot:
         account_totals=tuple(sorted(ledger.account_totals().items())),
         refused=tuple(sorted(ledger.refused.items())),
         faults=tuple(sorted(ledger.faults.items())),
+        ports=tuple(current_ports(ledger.ports.values(), at)),
         conservation_errors=ledger.conservation_errors,
         allocations_age=None if ledger.allocations_at == NEVER else max(0, at - ledger.allocations_at),
         meta=meta,
@@ -475,14 +490,24 @@ def _job(ledger: Ledger, job: Job, at: int, terms: Terms) -> JobView:
         excess=None if job.peak_demand is None or not job.peak_demand.unneeded else job.peak_demand.unneeded,
         progress=None if job.progress is None else training_view(job.progress, at=at, wall=ledger.wall),
         service=None if job.service is None else serving_view(job.service, at),
+        communication=None if job.communication is None else communication_view(job.communication, at),
+        link=_link(job, holding) if job.communication is not None else None,
         bandwidth=_bandwidth(holding) if job.service is not None else None,
+        host=None if job.host is None else host_view(job.host, at),
         tensor_parallel_lost=_tensor_parallel_lost(job, holding),
+        finding=current_finding(job, holding),
     )
 
 
 def _bandwidth(holding: list[Gpu]) -> float | None:
     specs = [gpu.device.spec for gpu in holding if gpu.device.spec is not None]
     return next((spec.memory_bandwidth_bytes_per_second for spec in specs), None)
+
+
+def _link(job: Job, holding: list[Gpu]) -> float | None:
+    if job.owner.nodes != 1:
+        return None
+    return next((gpu.device.spec.nvlink_bytes_per_second for gpu in holding if gpu.device.spec is not None), None)
 
 
 def _tensor_parallel_lost(job: Job, holding: list[Gpu]) -> float | None:

@@ -139,21 +139,27 @@ def zombie_window(criteria: Criteria, owner: Owner) -> int:
 
 def hang_window(criteria: Criteria, owner: Owner) -> int:
     """Nanoseconds `owner` may spin before it counts as hung: its own limit, else the policy's."""
-    return criteria.hang if owner.hang_seconds is None else _ns(owner.hang_seconds)
+    return own_hang_window(owner) or criteria.hang
+
+
+def own_hang_window(owner: Owner) -> int:
+    """The limit that the operator set for the job, in nanoseconds; 0: none."""
+    return 0 if owner.hang_seconds is None else _ns(owner.hang_seconds)
 
 
 def hang_windows(criteria: Criteria, *, own: int, longest: int, alone: bool, works: bool) -> tuple[int, int]:
     """How long a GPU must spin to be hung, and to be suspected to be, in nanoseconds.
 
-    `own`: the owner's limit; `longest`: how long the job spun before, and then worked; `alone`: no other GPU of the
-    job does anything else. Where one rests, its process may evaluate or save on the CPU; where one works, the others
-    wait for it, and only after twice that time it is taken to work for ever.
+    `own`: the limit that the operator set for the job, which then applies to every case, or 0; `longest`: how long the
+    job spun before, and then worked; `alone`: no other GPU of the job does anything else. Where one rests, its process
+    may evaluate or save on the CPU; where one works, the others wait for it, and only after twice that time it is taken
+    to work for ever.
     """
     policy = criteria.policy
-    if alone:
-        hang = max(own, round(longest * policy.hang_earlier_factor))
+    if alone or own:
+        hang = own or max(criteria.hang, round(longest * policy.hang_earlier_factor))
         return hang, min(hang, criteria.hang_suspect)
-    hang = max(own, criteria.hang_peer, round(longest * policy.hang_earlier_peer_factor))
+    hang = max(criteria.hang_peer, round(longest * policy.hang_earlier_peer_factor))
     return (2 * hang, hang) if works else (hang, hang)
 
 
@@ -189,6 +195,8 @@ class GpuTimers:
     worked_at: int = 0
     """When the GPU last did effective work, or was allocated to its holders."""
     spin_since: int | None = None
+    proven: bool = False
+    """The job's own collectives prove that the current spin is a hang."""
     celsius: float | None = None
     """Temperature when the spin began."""
     pcie_least: float = 0.0
@@ -246,6 +254,7 @@ class GpuTimers:
         self.hung = self.zombie = self.unowned = False
         self.worked_at = at
         self.spin_since = self.celsius = self.bare_since = None
+        self.proven = False
         self.pcie_least = self.pcie_most = 0.0
         self.verdict = NO_SIGNS
         self.startup_work = self.startup_seen = 0
@@ -273,7 +282,12 @@ class GpuTimers:
         """Reset the spin: the job has reported progress, or (at `at`) worked again."""
         if at is not None and self.spin_since is not None:
             self.longest_spin = max(self.longest_spin, at - self.spin_since)
-        self.spin, self.spin_since, self.hung = 0, None, False
+        self.spin, self.spin_since, self.hung, self.proven = 0, None, False, False
+
+    def confirm_spin(self) -> None:
+        """Let the current spin, if any, count as a hang from the next reading on in which it lasts."""
+        if self.spin_since is not None and not self.hung:
+            self.spin, self.proven = self.hang, True
 
     def set_unserved(self, criteria: Criteria, *, unserved: bool) -> None:
         """Apply what a serving engine reports: whether it has requests and produces no token."""
@@ -284,9 +298,9 @@ class GpuTimers:
     def set_hang(self, criteria: Criteria, *, hang: int, suspect: int) -> None:
         """Set how long the GPU may spin before it counts as hung, given what the job's other GPUs do.
 
-        A hang that is confirmed stays one.
+        A hang that is confirmed stays one, and so does the limit of one that other evidence has proven.
         """
-        if not self.hung:
+        if not self.hung and not self.proven:
             self.hang, self.suspect = hang, suspect
             self.hang_leave = max(0, hang - criteria.hang_margin)
 
@@ -541,7 +555,8 @@ def _time_to(level: int, goal: int, rate: int) -> int:
 
 def _advance_spin(timers: GpuTimers, ev: Evidence, now: int, stop: int, rate: int) -> None:
     ceiling = timers.hang
-    if ev.suspect_only and not timers.hung:
+    unproven = ev.suspect_only and not timers.proven
+    if unproven and not timers.hung:
         ceiling = max(timers.spin, timers.suspect)
     if rate > 0 and timers.spin_since is None:
         timers.spin_since = now
@@ -549,7 +564,7 @@ def _advance_spin(timers: GpuTimers, ev: Evidence, now: int, stop: int, rate: in
     worked_at = stop if ev.work else None
     if timers.hung and timers.spin <= timers.hang_leave:
         timers.clear_spin(worked_at)
-    elif not timers.hung and timers.spin >= timers.hang and not ev.suspect_only:
+    elif not timers.hung and timers.spin >= timers.hang and not unproven:
         timers.hung = True
         timers.hangs += 1
         timers.to_hang += stop - (now if timers.spin_since is None else timers.spin_since)

@@ -13,7 +13,19 @@ from typing import NamedTuple
 
 from msgspec import Struct, field
 
-from exporter.core.model import MS, NEVER, PHASES, PPM, SECOND, Device, Parallel, ServingReport, TrainingReport
+from exporter.core.collectives import CommunicationLine
+from exporter.core.model import (
+    MS,
+    NEVER,
+    PHASES,
+    PPM,
+    SECOND,
+    CollectiveReport,
+    Device,
+    Parallel,
+    ServingReport,
+    TrainingReport,
+)
 from exporter.core.policy import Policy
 from exporter.core.serving import ServingShares, serving_shares
 
@@ -80,6 +92,8 @@ class WorkloadCredit(Struct, eq=False):
     """Requests were queued at the serving engine's last report."""
     shares: ServingShares = ServingShares()
     shares_until: int = NEVER
+    communication: CommunicationLine = field(default_factory=CommunicationLine)
+    """Communication that a profiler plugin timed."""
 
     def add_report(
         self,
@@ -180,6 +194,18 @@ class WorkloadCredit(Struct, eq=False):
             model = serving.flops * useful / peak * SECOND * device.weight / PPM
             self._add(MODEL, round(model), room=round(model * (self._max_balance() / duration)))
         self._set_flops_reported(MODEL in self.known, serving.start)
+
+    def add_collectives(self, report: CollectiveReport) -> None:
+        """Apply what a profiler plugin timed: an upper bound of exposed communication, for it includes overlap."""
+        self.communication.add(report.start, report.end, report.busy)
+
+    def collective_share(self, start: int, end: int) -> int | None:
+        """Share of [start, end) in which collectives executed, ppm; None where no report covers it.
+
+        By the reports that reach this time in the delay line, which describe an earlier time: see `core.collectives`.
+        Each interval is asked for once, in order of time; asking for the last one again gives the same share.
+        """
+        return self.communication.take(start, end)
 
     def _set_flops_reported(self, reported: bool, since: int) -> None:  # noqa: FBT001  it sets the attribute
         if reported is not self.flops_reported:

@@ -4,13 +4,9 @@ Reads the process tree and listening sockets from /proc. An endpoint is a config
 job listens. Opens no connection.
 """
 
-import os
 import re
-import socket
-import struct
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice
 from math import prod
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -23,6 +19,7 @@ from exporter.engines.registry import DEFAULT_PATHS, engine_of_command
 from exporter.engines.replica import ReplicaPlacement
 from exporter.procfs import parent_pid, read_bytes
 from exporter.redact import redact_secrets
+from exporter.sockets import ListeningSocket, listeners, network_namespace, reachable_host, socket_inodes
 from exporter.workloads import WorkloadProcess
 
 MAX_ANCESTORS = 8
@@ -82,119 +79,6 @@ def command_line(proc: Path, pid: int) -> str:
     try:
         raw = read_bytes(proc / str(pid) / "cmdline", _COMMAND_BYTES)
         return raw.decode(errors="replace").replace("\0", " ").strip()
-    except OSError:
-        return ""
-
-
-_LISTEN = "0A"
-"""TCP_LISTEN in the column `st`; the kernel lists listening sockets first."""
-_MOST_LISTENERS = 4096
-_MOST_FILES = 65536
-"""File descriptors of one process that are searched for sockets."""
-_SOCKET = re.compile(r"socket:\[(\d+)\]")
-_LOCAL = re.compile(r"\|-- (\d{1,3}(?:\.\d{1,3}){3})\n\s+/32 host LOCAL")
-_GLOBAL_SCOPE = "00"
-
-
-class ListeningSocket(Struct, frozen=True):
-    """A listening TCP socket."""
-
-    address: str
-    port: int
-    inode: int
-
-
-def listeners(folder: Path) -> list[ListeningSocket]:
-    """Return the listening TCP sockets in the network namespace of the process at `folder`. Raises OSError."""
-    return [listening_socket for name in ("tcp", "tcp6") for listening_socket in _table(folder / "net" / name)]
-
-
-def _table(path: Path) -> list[ListeningSocket]:
-    try:
-        file = path.open(encoding="ascii", errors="replace")
-    except FileNotFoundError:  # tcp6, where there is no IPv6
-        return []
-    found: list[ListeningSocket] = []
-    with file:
-        for line in islice(file, 1, _MOST_LISTENERS):
-            fields = line.split()
-            if len(fields) < 10 or fields[3] != _LISTEN:  # noqa: PLR2004  inode is the tenth (proc(5))
-                break
-            address, _, port = fields[1].rpartition(":")
-            found.append(ListeningSocket(_decode_address(address), int(port, 16), int(fields[9])))
-    return found
-
-
-def _decode_address(text: str) -> str:
-    """Decode an address of hexadecimal 32-bit groups in host byte order."""
-    groups = [int(text[at : at + 8], 16) for at in range(0, len(text), 8)]
-    packed = struct.pack(f"={len(groups)}I", *groups)
-    return socket.inet_ntop(socket.AF_INET if len(groups) == 1 else socket.AF_INET6, packed)
-
-
-def socket_inodes(folder: Path) -> set[int]:
-    """Return the inodes of a process's sockets; empty if they cannot be read."""
-    try:
-        with os.scandir(folder / "fd") as entries:
-            links = [_link(entry.path) for entry in islice(entries, _MOST_FILES)]
-    except OSError:
-        return set()
-    return {int(match[1]) for link in links if (match := _SOCKET.fullmatch(link))}
-
-
-def _link(path: str) -> str:
-    try:
-        return os.readlink(path)  # noqa: PTH115  thousands of files: a Path each would cost more than the call
-    except OSError:
-        return ""
-
-
-def network_namespace(folder: Path) -> str:
-    """Return the network namespace of a process. Raises OSError."""
-    return str((folder / "ns" / "net").readlink())
-
-
-def reachable_host(listening_socket: ListeningSocket, folder: Path, *, here: bool) -> str:
-    """Return the host part of a URL for the socket; empty if the daemon cannot reach it.
-
-    `here`: the daemon is in the same network namespace as the process at `folder`. Rejects addresses that the namespace
-    does not have, because any process may bind a foreign address (IP_FREEBIND, ip(7)), and link-local ones: a workload
-    could give its own namespace 169.254.169.254, at which clouds serve credentials.
-    """
-    loopback = listening_socket.address.startswith(("127.", "::ffff:127.")) or listening_socket.address == "::1"
-    anywhere = listening_socket.address in ("0.0.0.0", "::")  # noqa: S104  bound by a workload, not by the daemon
-    if loopback and not here:
-        return ""
-    if anywhere:
-        return "127.0.0.1" if here else next(iter(addresses(folder)), "")
-    host = _bracketed(listening_socket.address.removeprefix("::ffff:"))
-    return host if loopback or host in addresses(folder) else ""
-
-
-def addresses(folder: Path) -> list[str]:
-    """Return the addresses of the process's network namespace, without loopback and link-local ones.
-
-    IPv4 addresses come first, IPv6 addresses are in brackets.
-    """
-    found = dict.fromkeys(_LOCAL.findall(_read_text(folder / "net" / "fib_trie")))
-    ipv6_rows = (line.split() for line in _read_text(folder / "net" / "if_inet6").splitlines())
-    return [
-        *(address for address in found if not address.startswith(("127.", "169.254."))),
-        *(
-            _bracketed(socket.inet_ntop(socket.AF_INET6, bytes.fromhex(fields[0])))
-            for fields in ipv6_rows
-            if len(fields) == 6 and fields[3] == _GLOBAL_SCOPE  # noqa: PLR2004  columns
-        ),
-    ]
-
-
-def _bracketed(address: str) -> str:
-    return f"[{address}]" if ":" in address else address
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="ascii", errors="replace")
     except OSError:
         return ""
 

@@ -232,7 +232,7 @@ class EngineScraper:
         with self._lock:
             self._members = members if members is not None else self._members
             pending, self._pending = self._pending, []
-            collected = WorkloadUpdate((), tuple(pending), self._faults, tuple(self._counts.items()))
+            collected = WorkloadUpdate(serving=tuple(pending), faults=self._faults, counts=tuple(self._counts.items()))
         if processes and self._thread is None:
             self._thread = threading.Thread(target=self._run, name="engines", daemon=True)
             self._thread.start()

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import msgspec
 from msgspec import Struct
 
+from exporter.core.findings import describe_culprit
 from exporter.core.job_record import JobRecord, JobSample, NodeEvent, build_job_record, job_sample
 from exporter.core.model import NEVER, PPM, SECOND, State
 from exporter.core.prices import NO_PRICE
@@ -21,6 +22,13 @@ _HOUR = 3600.0
 _UPDATE_EVERY = 60 * SECOND
 _EVENT_STATES = (State.HUNG, State.ZOMBIE, State.UNAVAILABLE)
 """States that are recorded as events when they begin and end."""
+
+
+def _reason(gpu: GpuView, snapshot: Snapshot) -> str:
+    """Why a GPU is in its state; of a hang, also for which rank its job waits, if that is known."""
+    owners = {owner.job_id for owner in gpu.owners} if gpu.state is State.HUNG else ()
+    found = (job.finding for job in snapshot.jobs if job.owner.job_id in owners and job.finding is not None)
+    return next((f"{gpu.reason}; its job waits for {describe_culprit(finding)}" for finding in found), gpu.reason)
 
 
 class JobTally(Struct, kw_only=True):
@@ -188,7 +196,7 @@ class JobTracker:
         if before in _EVENT_STATES:
             yield self._event(f"{before}_over", gpu, snapshot, f"{before} is over; now {gpu.state}")
         if gpu.state in _EVENT_STATES:
-            yield self._event(gpu.state, gpu, snapshot, gpu.reason)
+            yield self._event(gpu.state, gpu, snapshot, _reason(gpu, snapshot))
 
     def _event(self, kind: str, gpu: GpuView, snapshot: Snapshot, text: str) -> NodeEvent:
         for owner in gpu.owners:

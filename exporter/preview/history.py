@@ -1,7 +1,7 @@
 """Previews zombie thresholds on data stored in Prometheus: when each GPU last worked, and which jobs held it.
 
-Approximate: any effective work ends a period without work, and times are accurate to one step. Rejects thresholds for
-which Prometheus stores no data.
+Approximate: any effective work ends a period without work, a step in which a GPU worked counts as a whole, and times
+are accurate to one step. Rejects thresholds for which Prometheus stores no data.
 """
 
 from collections import defaultdict
@@ -16,6 +16,7 @@ from exporter.core.model import UNKNOWN_JOB
 from exporter.core.policy import Policy
 from exporter.core.prices import Price
 from exporter.preview.prometheus import PrometheusClient, PrometheusError, PrometheusSeries
+from exporter.preview.real_work import PLAIN_SECONDS
 from exporter.preview.scoring import (
     HOUR_SECONDS,
     SHORT_NAMES,
@@ -25,6 +26,7 @@ from exporter.preview.scoring import (
     PolicyRow,
     PreviewJob,
     PreviewResult,
+    common_class,
     known_price,
     left_alone_notes,
     limit_note,
@@ -38,68 +40,109 @@ WorkSample = tuple[float, frozenset[str], float]
 """Unix time of the sample, jobs that hold the GPU, and Unix time of its last work."""
 
 
-class NoWorkPeriod(Struct):
+class Pause(Struct):
     """A period in which a GPU has not worked, since `last_work`. Times are Unix seconds."""
 
-    jobs: frozenset[str]
     last_work: float
-    reported_work: float
-    """Value of its series; differs from `last_work` after a restart of the daemon."""
     first_seen: float
     """First sample of the period."""
     last_seen: float
     """Last sample of the period."""
+    resumed: float | None = None
+    """When it worked again; None: it did not."""
+    work_seconds: float = 0.0
+    """Work from then until the next pause, at most: a step in which it worked counts as a whole."""
 
 
-PeriodCallback = Callable[[GpuKey, NoWorkPeriod, float | None], None]
-"""Called with each ended period, and the time at which its job worked again; None: it did not."""
+class HeldGpu(Struct):
+    """A GPU while the same jobs hold it: its pauses, in order of time; the last one is current."""
+
+    jobs: frozenset[str]
+    reported_work: float
+    """Value of its series; differs from the last work of the pause after a restart of the daemon."""
+    pauses: list[Pause]
+
+    @classmethod
+    def since(cls, at: float, jobs: frozenset[str], last_work: float) -> "HeldGpu":
+        """Begin with the first sample."""
+        return cls(jobs, last_work, [Pause(last_work, at, at)])
+
+    @property
+    def last_seen(self) -> float:
+        """Unix time of the latest sample."""
+        return self.pauses[-1].last_seen
+
+    def see(self, at: float, last_work: float, *, restarted: bool, min_seconds: float) -> None:
+        """Add a sample. Pauses below `min_seconds` are not kept, because there is one between any two samples."""
+        pause = self.pauses[-1]
+        if last_work <= self.reported_work or restarted:
+            self.reported_work, pause.last_seen = last_work, at
+            return
+        pause.resumed = max(pause.last_seen, min(last_work, at))
+        pause.work_seconds += min(last_work - self.reported_work, at - pause.last_seen)
+        if pause.last_seen - pause.last_work < min_seconds:
+            self.pauses.pop()
+            if self.pauses:
+                self.pauses[-1].work_seconds += pause.work_seconds
+        self.reported_work = last_work
+        self.pauses.append(Pause(last_work, at, at))
 
 
-class NoWorkTracker:
-    """Tracks the current period without work of each GPU, from samples in order of time."""
+HeldCallback = Callable[[GpuKey, HeldGpu], None]
+"""Called when the jobs that held a GPU have left it, or the samples end."""
+_ABSENT_STEPS = 2
+"""Samples that may be missing, or have other holders: the same jobs back after them have never left."""
 
-    def __init__(self, on_period: PeriodCallback) -> None:
-        self._on_period = on_period
+
+class PauseTracker:
+    """Tracks who holds each GPU and when it did not work, from samples in order of time."""
+
+    def __init__(self, on_end: HeldCallback) -> None:
+        self._on_end = on_end
         self.min_seconds = 0.0
-        """Seconds; shorter periods are not reported, because there is one between any two samples of work."""
-        self._current: dict[GpuKey, NoWorkPeriod] = {}
+        """Seconds; the shortest pause that matters."""
+        self._current: dict[GpuKey, HeldGpu] = {}
+        self._previous: dict[GpuKey, HeldGpu] = {}
+        """Holders before the current ones, who may be back."""
         self.held_seconds: dict[GpuKey, float] = defaultdict(float)
         """Seconds between samples of the same holders, without gaps."""
 
     def feed(self, gpu: GpuKey, samples: Iterable[WorkSample], *, starts: Iterable[float] = (), step: float) -> None:
         """Add samples of one GPU; `starts`: Unix times at which its daemon started."""
         starts, held_seconds = tuple(starts), 0.0
-        period = self._current.get(gpu)
         for at, jobs, last_work in samples:
-            if period is None or jobs != period.jobs:
-                self._finish(gpu, period, None)
-                period = NoWorkPeriod(jobs, last_work, last_work, at, at)
-                continue
-            held_seconds += min(at - period.last_seen, 2 * step)
-            if last_work > period.reported_work and not _daemon_restarted(period, last_work, starts):
-                worked = max(period.last_seen, min(last_work, at))
-                self._finish(gpu, period, worked)
-                period = NoWorkPeriod(jobs, last_work, last_work, at, at)
-            else:
-                period.reported_work, period.last_seen = last_work, at
+            held = self._current.get(gpu)
+            if held is None or held.jobs != jobs:
+                held = self._change_holders(gpu, jobs, at, last_work, longest_absence=(_ABSENT_STEPS + 1) * step)
+            held_seconds += min(at - held.last_seen, 2 * step)
+            restarted = _daemon_restarted(held, last_work, starts)
+            held.see(at, last_work, restarted=restarted, min_seconds=self.min_seconds)
         self.held_seconds[gpu] += held_seconds
-        if period is not None:
-            self._current[gpu] = period
 
-    def _finish(self, gpu: GpuKey, period: NoWorkPeriod | None, worked: float | None) -> None:
-        if period is not None and period.last_seen - period.last_work >= self.min_seconds:
-            self._on_period(gpu, period, worked)
+    def _change_holders(
+        self, gpu: GpuKey, jobs: frozenset[str], at: float, last_work: float, *, longest_absence: float
+    ) -> HeldGpu:
+        """Return the new holders; those before the last change if they are back soon."""
+        previous, current = self._previous.pop(gpu, None), self._current.pop(gpu, None)
+        if previous is not None and (previous.jobs != jobs or at - previous.last_seen > longest_absence):
+            self._on_end(gpu, previous)
+            previous = None
+        if current is not None and previous is None:
+            self._previous[gpu] = current
+        self._current[gpu] = previous or HeldGpu.since(at, jobs, last_work)
+        return self._current[gpu]
 
     def end(self) -> None:
-        """Finish the current periods: there are no more samples."""
-        for gpu, period in self._current.items():
-            self._finish(gpu, period, None)
-        self._current.clear()
+        """Finish all: there are no more samples."""
+        for held in (self._previous, self._current):
+            for gpu, each in held.items():
+                self._on_end(gpu, each)
+            held.clear()
 
 
-def _daemon_restarted(period: NoWorkPeriod, last_work: float, starts: tuple[float, ...]) -> bool:
+def _daemon_restarted(held: HeldGpu, last_work: float, starts: tuple[float, ...]) -> bool:
     """Whether the daemon has started since, so that its time of last work is that of its first sample."""
-    return any(period.last_seen < start and last_work <= start + START_GRACE_SECONDS for start in starts)
+    return any(held.last_seen < start and last_work <= start + START_GRACE_SECONDS for start in starts)
 
 
 def merge_holders(series: Iterable[tuple[str, Iterable[tuple[float, str]]]]) -> Iterator[WorkSample]:
@@ -255,9 +298,11 @@ _SCRAPE_INTERVAL_SECONDS = 15.0
 _FLEET_SIZE_POINTS = 200
 """Number of times at which the GPUs of the fleet are counted beforehand."""
 _WORKLOAD_CLASSES = ("batch", "interactive", "serving")
+_PLAIN_RULE = "no work for 300 min"
+"""The plain rule, as far as it can be evaluated: the engine's activity at each time is not stored."""
 _APPROXIMATION_NOTE = (
-    "approximate: any effective work ends a period without work, because the duty cycle is not stored; times are"
-    " accurate to one step; replay a trace for exact results"
+    "approximate: any effective work ends a period without work, because the duty cycle is not stored; a step in which"
+    " a GPU worked counts as work as a whole; times are accurate to one step; replay a trace for exact results"
 )
 
 
@@ -297,7 +342,8 @@ class PrometheusPreview:
         self._server, self._rows = server, rows
         self._inventory = PrometheusInventory(server, selector)
         self._scorers = [EpisodeScorer(row.label, row.settings) for row in rows]
-        self._tracker = NoWorkTracker(self._judge_period)
+        self._plain_scorer = EpisodeScorer(_PLAIN_RULE, {})
+        self._tracker = PauseTracker(self._judge)
         self._start = 0.0
         self._jobs_with_own_limit: set[str] = set()
         self._exempt_jobs: set[str] = set()
@@ -309,7 +355,7 @@ class PrometheusPreview:
         parts = split_windows(start, end, step, self._fleet_size(start, end, step))
         for number, (a, b) in enumerate(parts, 1):
             self._inventory.load(a, b, step)
-            limits = chain(self._inventory.own_limits.values(), self._class_limits())
+            limits = chain(self._inventory.own_limits.values(), self._class_limits(), (PLAIN_SECONDS,))
             self._tracker.min_seconds = min(limits)
             self._feed(a, b, step)
             yield number, len(parts)
@@ -340,36 +386,43 @@ class PrometheusPreview:
         for gpu, rows in series.items():
             self._tracker.feed(gpu, merge_holders(rows), starts=self._inventory.daemon_starts(gpu), step=step)
 
-    def _judge_period(self, gpu: GpuKey, period: NoWorkPeriod, worked_at: float | None) -> None:
-        """Score a period without work in every row."""
-        if UNKNOWN_JOB in period.jobs:
+    def _judge(self, gpu: GpuKey, held: HeldGpu) -> None:
+        """Score one GPU while the same jobs held it, in every row."""
+        if all(pause.last_seen - pause.last_work < self._tracker.min_seconds for pause in held.pauses):
+            return
+        if UNKNOWN_JOB in held.jobs:
             self._unknown_gpus.add(gpu)
             return
-        exempt = {job for job in period.jobs if (gpu[0], job) in self._inventory.exempt_jobs}
+        exempt = {job for job in held.jobs if (gpu[0], job) in self._inventory.exempt_jobs}
         if exempt:
             self._exempt_jobs |= exempt
             return
         for row, scorer in zip(self._rows, self._scorers, strict=True):
-            self._score(gpu, period, worked_at, row.policy, scorer)
+            self._score(gpu, held, self._longest_limit(gpu[0], held.jobs, row.policy), scorer)
+        self._score(gpu, held, PLAIN_SECONDS, self._plain_scorer)
 
-    def _score(
-        self, gpu: GpuKey, period: NoWorkPeriod, worked_at: float | None, policy: Policy, scorer: EpisodeScorer
-    ) -> None:
-        limit_at = period.last_work + self._longest_limit(gpu[0], period.jobs, policy)
-        if period.last_seen < limit_at:
-            return
-        reclaimed_at = max(limit_at, period.first_seen)
-        scorer.add(
-            Episode(
-                uuid=gpu[1],
-                jobs=tuple(self._job(gpu[0], job) for job in sorted(period.jobs)),
-                start=reclaimed_at,
-                seconds=(period.last_seen if worked_at is None else worked_at) - reclaimed_at,
-                worked=worked_at is not None,
-                weight=self._inventory.mig_weights.get(gpu, 1.0),
-                price=self._inventory.price(gpu),
+    def _score(self, gpu: GpuKey, held: HeldGpu, limit: float, scorer: EpisodeScorer) -> None:
+        """Reclaim the GPU in the first pause that reaches the limit."""
+        end = held.last_seen
+        for number, pause in enumerate(held.pauses):
+            start = max(pause.last_work + limit, pause.first_seen)
+            if pause.last_seen < pause.last_work + limit or start >= end:
+                continue
+            scorer.add(
+                Episode(
+                    uuid=gpu[1],
+                    jobs=tuple(self._job(gpu[0], job) for job in sorted(held.jobs)),
+                    workload_class=common_class(self._class_of((gpu[0], job)) for job in held.jobs),
+                    start=start,
+                    seconds=end - start,
+                    observed_seconds=end - start,
+                    work_seconds=sum(each.work_seconds for each in held.pauses[number:]),
+                    worked_after=None if pause.resumed is None else pause.resumed - start,
+                    weight=self._inventory.mig_weights.get(gpu, 1.0),
+                    price=self._inventory.price(gpu),
+                )
             )
-        )
+            return
 
     def _longest_limit(self, cluster: str, jobs: frozenset[str], policy: Policy) -> float:
         """The longest limit of the jobs that hold a GPU."""
@@ -377,11 +430,15 @@ class PrometheusPreview:
 
     def _job_limit(self, key: tuple[str, str], policy: Policy) -> float:
         """Limit of a job: its own, which no row changes, else its class's."""
-        own_limit, known_job = self._inventory.own_limits.get(key), self._inventory.jobs.get(key)
+        own_limit = self._inventory.own_limits.get(key)
         if own_limit is not None:
             self._jobs_with_own_limit.add(key[1])
             return own_limit
-        return zombie_seconds(policy, known_job.workload_class if known_job else "batch")
+        return zombie_seconds(policy, self._class_of(key))
+
+    def _class_of(self, key: tuple[str, str]) -> str:
+        known_job = self._inventory.jobs.get(key)
+        return (known_job.workload_class if known_job else "") or "batch"
 
     def _job(self, cluster: str, job: str) -> PreviewJob:
         known_job = self._inventory.jobs.get((cluster, job))
@@ -396,6 +453,7 @@ class PrometheusPreview:
             gpu_hours_held=self._held_seconds() / HOUR_SECONDS,
             taken_back_when=(ZOMBIE,),
             rows=tuple(scorer.score() for scorer in self._scorers),
+            plain_rule=self._plain_scorer.score(),
             notes=tuple(self._notes()),
         )
 

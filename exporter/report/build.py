@@ -17,6 +17,7 @@ from exporter.core.model import SECOND
 from exporter.core.policy import Policy
 from exporter.formatting import JOULES_PER_KWH, format_percent, format_time
 from exporter.report.model import (
+    CommunicationSummary,
     CourseInterval,
     FailureCost,
     JobIdentity,
@@ -498,6 +499,9 @@ class RunData(Struct, frozen=True, kw_only=True):
     excess_gpu_hours: float = 0.0
     expected_nodes: int = 0
     course: tuple[CourseInterval, ...] = ()
+    stalls: Mapping[str, float] = {}
+    """GPU-hours of waiting by cause."""
+    communication: CommunicationSummary | None = None
     simulated: bool = False
 
 
@@ -538,6 +542,8 @@ def build_report(run: RunData) -> JobReport:
         fitting=run.smallest_slice,
         unneeded_gpu_hours=run.excess_gpu_hours,
         course=run.course,
+        stalls=dict(sorted(run.stalls.items(), key=lambda each: (-each[1], each[0]))),
+        communication=run.communication,
     )
 
 

@@ -124,6 +124,42 @@ class ServingSummary(Struct, frozen=True, kw_only=True):
     """GPU-hours that each suggested change might save. They are also part of the losses."""
 
 
+class CollectiveSummary(Struct, frozen=True, kw_only=True):
+    """One kind of collective or point-to-point transfer, over all processes of the job."""
+
+    name: str
+    """NCCL's name of the function."""
+    calls: int
+    seconds: float
+    """Execution time on the GPUs, which may overlap with each other and with computation."""
+    bytes: float
+    """Message bytes."""
+    bus_bytes_per_second: float | None = None
+    """Bus bandwidth by NCCL's convention, mean of the last minutes on each node."""
+
+
+class WaitedForRank(Struct, frozen=True, kw_only=True):
+    """The rank that the others wait for in collectives."""
+
+    rank: str
+    node: str
+    behind: float
+    """By how much less of the time it communicates than the median of the others, 0 to 1."""
+
+
+class CommunicationSummary(Struct, frozen=True, kw_only=True):
+    """What NCCL's profiler plugins timed of the job's communication."""
+
+    sources: tuple[str, ...]
+    """inspector or comma."""
+    share: float | None
+    """Share of its processes' time in which a collective executed, overlap with computation included."""
+    collectives: tuple[CollectiveSummary, ...]
+    link_bytes_per_second: float | None = None
+    """Bandwidth of a GPU's NVLinks in one direction, for a job on one node."""
+    waited_for: WaitedForRank | None = None
+
+
 class JobIdentity(Struct, frozen=True, kw_only=True):
     """The job's ID, name and owner."""
 
@@ -307,6 +343,11 @@ class JobReport(Struct, frozen=True, kw_only=True):
     """GPU-hours in excess of that slice."""
     course: tuple[CourseInterval, ...] = ()
     """The job over time: consecutive intervals."""
+    stalls: dict[str, float] = {}
+    """GPU-hours of data_stall and unattributed_stall by what explained them best, the most first: storage, cpu_quota,
+    memory, cpu, network."""
+    communication: CommunicationSummary | None = None
+    """Only in reports from stores or nodes."""
 
     def json(self) -> bytes:
         """Return the report as JSON."""

@@ -37,6 +37,7 @@ from exporter.report.build import (
     weighted_mean,
     with_tokens,
 )
+from exporter.report.communication import communication_summary
 from exporter.report.model import (
     CourseInterval,
     JobIdentity,
@@ -401,6 +402,11 @@ def join_records(
         excess_gpu_hours=sum(record.unneeded for record in run_records) / NANOSECONDS_PER_HOUR,
         expected_nodes=max(record.owner.nodes for record in run_records),
         course=run_course(run),
+        stalls={
+            cause: spent / NANOSECONDS_PER_HOUR
+            for cause, spent in _sum_labels(record.stalls for record in run_records).items()
+        },
+        communication=communication_summary(run_records),
         simulated=any(record.simulated for record in run_records),
         unseen=tuple(_unseen_notes(run, sources)),
     )

@@ -3,13 +3,15 @@
 A value that is not known has no row.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from textwrap import wrap
 
 from msgspec import Struct
 
 from exporter.formatting import NO_VALUE, format_amount, format_duration, format_percent, format_time, shorten
 from exporter.report.model import (
+    CollectiveSummary,
+    CommunicationSummary,
     FailureCost,
     JobReport,
     LayerRatios,
@@ -37,6 +39,7 @@ class ReportTable(Struct, frozen=True, kw_only=True):
 MAX_LEAKS = 3
 """Maximum number of leaks for which advice is given."""
 ADVICE_TITLE = "What to do first"
+_PLUGINS = {"inspector": "NCCL Inspector", "comma": "CoMMA"}
 _FAILURE_LABELS = {
     "hung": "hung", "zombie": "zombie (time at rest)", "xid": "critical errors (Xid)", "unavailable": "unavailable",
     "restart": "restarts, and what recovery took", "rework": "steps made again",
@@ -114,6 +117,7 @@ def report_tables(report: JobReport) -> Iterator[ReportTable]:
     """Yield all tables of a job's report in order."""
     yield ReportTable(title=_report_title(report), prose=tuple(_report_facts(report)))
     yield _waterfall_table(report)
+    yield ReportTable(title="Why it waited", prose=tuple(_stall_lines(report)))
     yield ReportTable(title=ADVICE_TITLE, prose=tuple(_advice_lines(report)))
     what_if = tuple(line for change in report.what_if for line in _what_if_lines(report, change))
     yield ReportTable(title="What if (each alone: no two of these lines are to be added)", prose=what_if)
@@ -125,6 +129,7 @@ def report_tables(report: JobReport) -> Iterator[ReportTable]:
         rows = _rows_with_values(_serving_rows(report.served, report.cost_unit))
         yield ReportTable(title="Reported by its engines", rows=rows)
         yield from _latency_tables(report.served)
+    yield from _communication_tables(report.communication)
     yield from _node_and_rank_tables(report)
     yield ReportTable(title="How it is known", prose=tuple(_evidence_lines(report)))
 
@@ -203,6 +208,31 @@ def _waterfall_table(report: JobReport) -> ReportTable:
     rows = [_waterfall_row(part, priced=priced) for part in report.parts]
     total = ("allocated", "", "", f"{report.gpu_hours:,.2f}", "100.0 %")
     return ReportTable(head=head, rows=(*rows, (*total, *((f"{report.money:,.2f}",) if priced else ()))))
+
+
+_STALL_CAUSES: Mapping[str, str] = {
+    "storage": "storage (its tasks waited for I/O)",
+    "cpu_quota": "its CPU quota (its tasks were throttled)",
+    "memory": "memory (its tasks waited for it to be reclaimed)",
+    "cpu": "CPU contention (its tasks waited for a core)",
+    "network": "the network (a busy or congested RDMA port)",
+}
+
+
+def _stall_lines(report: JobReport) -> Iterator[str]:
+    """Yield one line per cause of data_stall and unattributed_stall, and one for what nothing explains."""
+    if not report.stalls:
+        return
+    waited = sum(part.gpu_hours for part in report.parts if part.name in ("data_stall", "unattributed_stall"))
+    for cause, hours in report.stalls.items():
+        yield f"{hours:,.2f} GPU-hours: {_STALL_CAUSES.get(cause, cause)}"
+    rest = waited - sum(report.stalls.values())
+    if rest >= _SHOWN_HOURS:
+        yield f"{rest:,.2f} GPU-hours: not explained by the host"
+
+
+_SHOWN_HOURS = 0.005
+"""Least GPU-hours that do not round to 0.00."""
 
 
 def _waterfall_row(part: WaterfallPart, *, priced: bool) -> TableRow:
@@ -315,6 +345,41 @@ def _node_and_rank_tables(report: JobReport) -> Iterator[ReportTable]:
             for rank in report.ranks[:MAX_RANKS]
         ]
         yield ReportTable(head=("Slowest rank", "node", "busy a step", "of median"), rows=tuple(slowest))
+
+
+def _communication_tables(found: CommunicationSummary | None) -> Iterator[ReportTable]:
+    """Yield the table of a job's communication; none if no plugin timed it."""
+    if found is None:
+        return
+    head = ("Communication", "calls", "bytes each", "GPU-seconds", "bus bandwidth", "of the link")
+    rows = tuple(_collective_row(use, found.link_bytes_per_second) for use in found.collectives)
+    yield ReportTable(head=head, rows=rows, prose=tuple(_communication_notes(found)))
+
+
+def _collective_row(use: CollectiveSummary, link: float | None) -> TableRow:
+    rate = use.bus_bytes_per_second
+    return (
+        use.name,
+        format_amount(use.calls),
+        format_amount(use.bytes / use.calls) if use.calls else NO_VALUE,
+        format_amount(use.seconds),
+        NO_VALUE if rate is None else f"{format_amount(rate)}B/s",
+        format_percent(rate / link if rate is not None and link else None),
+    )
+
+
+def _communication_notes(found: CommunicationSummary) -> Iterator[str]:
+    plugins = " and ".join(_PLUGINS.get(source, source) for source in found.sources)
+    yield (
+        f"timed by {plugins}: a collective executed in {format_percent(found.share)} of the time of its processes,"
+        " overlap with computation included"
+    )
+    slow = found.waited_for
+    if slow is not None:
+        yield (
+            f"the others wait for rank {slow.rank} on {slow.node}: it communicates {format_percent(slow.behind)} of the"
+            " time less than their median"
+        )
 
 
 def _evidence_lines(report: JobReport) -> Iterator[str]:

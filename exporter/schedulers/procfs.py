@@ -16,15 +16,12 @@ from msgspec import Struct
 
 from exporter.core.model import Reading
 from exporter.formatting import escape_surrogates
-from exporter.procfs import read_bytes, start_ticks
+from exporter.procfs import read_bytes, read_environ, start_ticks
 from exporter.schedulers.base import Member
 
 T = TypeVar("T")
-_ENVIRON_BYTES = 256 * 1024
-"""Bytes read of one environment; the kernel allows megabytes."""
 _TEXT_BYTES = 64 * 1024
 """Bytes read of any other file of a process."""
-_VALUE_CHARS = 4096
 _MOST_CACHED = 4096
 """Processes kept in the cache though no GPU lists them."""
 _COMMAND_CHARS = 4096
@@ -137,7 +134,7 @@ class JobMembers:
 def read_process(folder: Path, _ticks: int = 0) -> ProcessInfo:
     """Read the process with this /proc directory. Raises OSError if it does not exist."""
     cgroup, uid = read_text(folder / "cgroup"), _uid(read_text(folder / "status"))
-    return ProcessInfo(cgroup, _environ(folder), _command(folder), uid)
+    return ProcessInfo(cgroup, read_environ(folder, _KEPT_VARIABLES), _command(folder), uid)
 
 
 def rank_of(environ: Mapping[str, str]) -> str:
@@ -190,17 +187,3 @@ def _numbered_uuids(paths: Iterable[Path]) -> Iterator[tuple[int, str]]:
         minor, uuid = _MINOR.search(text), _GPU_UUID.search(text)
         if minor and uuid:
             yield int(minor[1]), uuid[1]
-
-
-def _environ(folder: Path) -> dict[str, str]:
-    """Return the kept variables. The first of duplicates counts, as in getenv(3); a truncated entry is dropped."""
-    try:
-        whole = read_bytes(folder / "environ", _ENVIRON_BYTES)
-    except OSError:
-        return {}
-    entries = whole.split(b"\0")
-    kept: dict[str, str] = {}
-    for name, equals, value in (entry.partition(b"=") for entry in entries[:-1]):
-        if equals and _KEPT_VARIABLES.fullmatch(name):
-            kept.setdefault(name.decode(errors="replace"), value[:_VALUE_CHARS].decode(errors="replace"))
-    return kept

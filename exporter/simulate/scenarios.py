@@ -114,7 +114,16 @@ def _leaked_process(setting: Setting) -> Plan:
     return Plan(jobs=(job,))
 
 
-_deadlock = all_gpus("pretrain", lambda board, gpus: programs.deadlocking(board, gpus, after_ms=15 * MINUTE_MS))
+_PATIENCE_SECONDS = 300.0
+"""The operator's limit for jobs of which it is known that none of their ranks works alone for longer."""
+
+
+def _deadlock(setting: Setting) -> Plan:
+    program = programs.deadlocking(setting.board, setting.gpus, after_ms=15 * MINUTE_MS)
+    job = whole_node(setting, "pretrain", program)
+    return Plan(jobs=(replace(job, owner=replace(job.owner, hang_seconds=_PATIENCE_SECONDS)),))
+
+
 _input_starved_training = all_gpus("vision", programs.starved_training)
 _throttled = all_gpus("pretrain", programs.slowed_training)
 
@@ -181,7 +190,9 @@ def _demo_round(setting: Setting, number: int, start: int) -> tuple[SimulatedJob
         return lambda rng: programs.until(programs.training(board, 2)(rng), minutes * MINUTE_MS)
 
     stuck = SimulatedJob(
-        owner=batch_owner(setting, 10 + 2 * number, "ablation", user="barbara"),
+        owner=replace(
+            batch_owner(setting, 10 + 2 * number, "ablation", user="barbara"), hang_seconds=_PATIENCE_SECONDS
+        ),
         slots=(6, 7),
         stages=programs.deadlocking(board, 2, after_ms=5 * MINUTE_MS),
         start_ms=start,

@@ -32,7 +32,7 @@ def field(name: str, aliases: str, exporter_name: str = "", *, scale: float = 1.
 
 MIB = float(1 << 20)
 
-# Ratios 0-1 (1001-1008).
+# Ratios 0-1 (1001-1008, 1016).
 RATIOS = (
     field("gr_engine_active", "PROF_GR_ENGINE_ACTIVE PROF_GR_ENGINE_UTIL_RATIO", "fi_prof_gr_engine_active"),
     field("sm_active", "PROF_SM_ACTIVE PROF_SM_UTIL_RATIO", "fi_prof_sm_active"),
@@ -41,6 +41,7 @@ RATIOS = (
     field("fp64_active", "PROF_PIPE_FP64_ACTIVE PROF_FP64_UTIL_RATIO", "fi_prof_pipe_fp64_active"),
     field("fp32_active", "PROF_PIPE_FP32_ACTIVE PROF_FP32_UTIL_RATIO", "fi_prof_pipe_fp32_active"),
     field("fp16_active", "PROF_PIPE_FP16_ACTIVE PROF_FP16_UTIL_RATIO", "fi_prof_pipe_fp16_active"),
+    field("int_active", "PROF_PIPE_INT_ACTIVE PROF_INT_UTIL_RATIO"),
 )
 # Cumulative counters since DCGM 4.6, summed over the SMs; none for the graphics engine and DRAM.
 CYCLES = (
@@ -50,6 +51,7 @@ CYCLES = (
     field("fp64_active", "PROF_FP64_CYCLES_ACTIVE_TOTAL"),
     field("fp32_active", "PROF_FP32_CYCLES_ACTIVE_TOTAL"),
     field("fp16_active", "PROF_FP16_CYCLES_ACTIVE_TOTAL"),
+    field("int_active", "PROF_INT_CYCLES_ACTIVE_TOTAL"),
 )
 # Bytes per second (1009-1012), whatever their TYPE on a page: older collector files of the exporter declare counters.
 LINK_RATES = (
@@ -57,11 +59,16 @@ LINK_RATES = (
     field("pcie_rx_bytes_per_second", "PROF_PCIE_RX_BYTES", "fi_prof_pcie_rx_bytes"),
     field("nvlink_tx_bytes_per_second", "PROF_NVLINK_TX_BYTES", "fi_prof_nvlink_tx_bytes"),
     field("nvlink_rx_bytes_per_second", "PROF_NVLINK_RX_BYTES", "fi_prof_nvlink_rx_bytes"),
+    # 1076 and 1078: headers and payload, on boards with a chip-to-chip link to a Grace CPU (GH200, GB200).
+    field("c2c_tx_bytes_per_second", "PROF_C2C_TX_ALL_BYTES"),
+    field("c2c_rx_bytes_per_second", "PROF_C2C_RX_ALL_BYTES"),
 )
 # Profiling fields of which only the latest value is read.
 RATES = (field("sm_occupancy", "PROF_SM_OCCUPANCY PROF_SM_OCCUPANCY_RATIO", "fi_prof_sm_occupancy"), *LINK_RATES)
 GAUGES = (
     field("gpu_utilization", "DEV_GPU_UTIL DEV_GPU_UTIL_RATIO", "gpu_utilization", scale=0.01),
+    field("encoder_utilization", "DEV_ENC_UTIL", "enc_utilization", scale=0.01),
+    field("decoder_utilization", "DEV_DEC_UTIL", "dec_utilization", scale=0.01),
     field("power_watts", "DEV_POWER_USAGE DEV_BOARD_POWER_WATTS", "power_usage"),
     field("enforced_power_limit_watts", "DEV_ENFORCED_POWER_LIMIT DEV_BOARD_POWER_LIMIT_ENFORCED_WATTS"),
     field("energy", "DEV_TOTAL_ENERGY_CONSUMPTION", "total_energy_consumption", scale=1e-3),

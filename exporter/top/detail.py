@@ -327,6 +327,7 @@ def _job_lines(row: ListRow, view: TopView, width: int) -> list[StyledLine]:
         return []
     waited, paid, useful = job.first_work_seconds, job.paid_seconds / HOUR, job.useful_seconds / HOUR
     facts = [
+        *([("waits for", job.hang_culprit.text)] if job.hang_culprit else []),
         *_workload_facts(job),
         ("GPUs", _gpus_by_state(row)),
         (

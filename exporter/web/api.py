@@ -13,10 +13,12 @@ from typing import Any, TypeVar
 
 from msgspec import Struct
 
+from exporter.core.findings import describe_culprit
+from exporter.core.host import HostView, PortState
 from exporter.core.job_record import JobRecord, NodeEvent
 from exporter.core.leaks import LEAK_NAMES, USEFUL_INDEX
 from exporter.core.ledger import Book, CounterSample
-from exporter.core.model import PPM, SECOND, Device, Health, State
+from exporter.core.model import PPM, SECOND, Device, HangFinding, Health, State
 from exporter.core.prices import NO_PRICE, Price
 from exporter.core.snapshot import Counters, GpuView, JobView, Snapshot, layers, price_of, sum_by_leak, valid_value
 
@@ -80,7 +82,10 @@ class ServingOut(Struct, frozen=True, kw_only=True):
     """By kind: ttft, itl, queue, e2e."""
 
 
-_READINGS = ("power_watts", "temperature_celsius", "memory_used_bytes", "memory_total_bytes")
+_READINGS = (
+    "power_watts", "temperature_celsius", "memory_used_bytes", "memory_total_bytes", "encoder_utilization",
+    "decoder_utilization", "c2c_tx_bytes_per_second", "c2c_rx_bytes_per_second",
+)  # fmt: skip
 OutT = TypeVar("OutT", bound=Struct)
 
 
@@ -135,6 +140,51 @@ def serving_out(job: JobView) -> ServingOut | None:
         draft_acceptance=service.acceptance,
         tokens_per_pass=service.per_pass,
         latency_seconds={latency.kind: from_attributes(LatencyOut, latency) for latency in service.latencies},
+    )
+
+
+class CollectiveOut(Struct, frozen=True, kw_only=True):
+    """One kind of collective or point-to-point transfer of a job, over its processes on this node."""
+
+    calls: int = 0
+    seconds: float = 0.0
+    """Execution time on the GPUs, which may overlap with each other and with computation."""
+    bytes: float = 0.0
+    """Message bytes."""
+    bus_bytes_per_second: float | None = None
+    """Bus bandwidth by NCCL's convention, mean of about the last two minutes."""
+
+
+class CommunicationOut(Struct, frozen=True, kw_only=True):
+    """What an NCCL profiler plugin timed of a job's communication."""
+
+    source: str = ""
+    """inspector or comma."""
+    share: float | None = None
+    """Share of its processes' time in which a collective executed, 0-1; overlap with computation is included."""
+    collectives: dict[str, CollectiveOut] = {}
+    link_bytes_per_second: float | None = None
+    """Bandwidth of a GPU's NVLinks in one direction, for a job on one node."""
+    rank_shares: dict[str, float] = {}
+    """The same share by rank, over about the last two minutes."""
+    slowest_rank: str = ""
+    """The rank of this node that the others wait for; empty: none stands out."""
+
+
+def communication_out(job: JobView) -> CommunicationOut | None:
+    """Convert what a plugin timed; None if there is none."""
+    found = job.communication
+    if found is None:
+        return None
+    return CommunicationOut(
+        source=found.source,
+        share=found.busy / found.covered if found.covered else None,
+        collectives={
+            use.name: from_attributes(CollectiveOut, use, seconds=use.nanoseconds / SECOND) for use in found.uses
+        },
+        link_bytes_per_second=job.link,
+        rank_shares=dict(found.ranks),
+        slowest_rank="" if found.slowest is None else found.slowest[0],
     )
 
 
@@ -236,6 +286,12 @@ class GpuOut(Struct, frozen=True, kw_only=True):
     temperature_celsius: float | None = None
     memory_used_bytes: float | None = None
     memory_total_bytes: float | None = None
+    encoder_utilization: float | None = None
+    """The driver's utilization of the video encoder, 0-1; null also where there is none."""
+    decoder_utilization: float | None = None
+    c2c_tx_bytes_per_second: float | None = None
+    """Traffic of the chip-to-chip link to a Grace CPU; tx leaves the GPU. null without such a link."""
+    c2c_rx_bytes_per_second: float | None = None
     live: bool = True
     """True if the newest reading is fresh, so that the values above are current."""
     age_seconds: float | None = None
@@ -251,6 +307,28 @@ class GpuOut(Struct, frozen=True, kw_only=True):
     parent: str = ""
     """UUID of the board of a MIG instance; empty for a board."""
     health: HealthOut = HealthOut()
+
+
+class CulpritOut(Struct, frozen=True, kw_only=True):
+    """The rank that the other ranks of a job wait for, by NCCL's RAS or PyTorch's Flight Recorder."""
+
+    text: str
+    """All of the following, for display."""
+    stuck: bool
+    """The rank is missing or does nothing, which proves a hang; false: it may still be working."""
+    rank: str
+    """Empty, as the other texts: unknown."""
+    host: str
+    pid: int
+    """0: unknown."""
+    gpu: str
+    collective: str
+    """The collective in which the others wait."""
+    sequence: int | None
+    stack: str
+    """Top of the rank's stack."""
+    source: str
+    """nccl_ras or flight_recorder."""
 
 
 class JobOut(Struct, frozen=True, kw_only=True):
@@ -269,10 +347,24 @@ class JobOut(Struct, frozen=True, kw_only=True):
     """Unix seconds at which it was allocated its first GPU on this node."""
     first_work_seconds: float | None = None
     """Seconds from `started_at` to its first kernel on this node; null: none yet, or not observed."""
+    cpu_seconds: float | None = None
+    """CPU time of all cores on this node, as far as it was measured; null: not measured."""
+    cpu_cores: float | None = None
+    """Mean number of CPU cores in use over the latest few seconds; null: not measured now."""
+    pressure: dict[str, float] = {}
+    """Share of the latest few seconds in which a task of the job waited for cpu, io or memory, or was stopped by its
+    CPU quota (cpu_quota); empty: not measured now."""
+    stall_seconds: dict[str, float] = {}
+    """GPU-seconds of data_stall and unattributed_stall by what explains them best: storage, cpu_quota, memory, cpu,
+    network."""
     training: TrainingOut | None = None
     """Its training reports; null: none were received."""
     serving: ServingOut | None = None
     """What its serving engines report; null: none was found."""
+    hang_culprit: CulpritOut | None = None
+    """While its GPUs spin without progress: the rank that the others wait for; null: unknown, or they do not spin."""
+    communication: CommunicationOut | None = None
+    """What an NCCL profiler plugin timed; null: none does."""
     last_5_minutes: WindowOut
     last_hour: WindowOut
 
@@ -329,6 +421,23 @@ class AccountOut(Struct, frozen=True, kw_only=True):
 _NO_NODE = NodeOut(host="", sampled_at=0.0, last_5_minutes=_NO_TIME, last_hour=_NO_TIME)
 
 
+class PortOut(Struct, frozen=True, kw_only=True):
+    """An RDMA port of the node, as last read; null where its adapter does not report a value."""
+
+    name: str
+    """Device and port number, mlx5_0:1."""
+    link: str = ""
+    """infiniband, roce, efa, or empty for another."""
+    active: bool = False
+    bytes_per_second: float | None = None
+    """Nominal rate in one direction."""
+    tx_bytes_per_second: float | None = None
+    """Rate between the latest two reads; rx likewise."""
+    rx_bytes_per_second: float | None = None
+    waiting: float | None = None
+    """Share of the link's ticks in which data had to wait (port_xmit_wait), an estimate."""
+
+
 class AccountsOut(Struct, frozen=True, kw_only=True):
     """Response of /api/v1/node."""
 
@@ -339,6 +448,7 @@ class AccountsOut(Struct, frozen=True, kw_only=True):
     """Number of GPUs and MIG instances in each state."""
     prices: dict[str, float] = {}
     """Price of these GPUs per hour while allocated, by currency; empty: no price is configured."""
+    ports: list[PortOut] = []
     last_5_minutes: AccountOut = AccountOut()
     last_hour: AccountOut = AccountOut()
     since_start: AccountOut = AccountOut()
@@ -462,11 +572,29 @@ def _job_out(job: JobView, devices: Sequence[Device]) -> JobOut:
         memory_used_bytes=job.memory_used,
         started_at=job.start / SECOND,
         first_work_seconds=_seconds(job.first_work),
+        **_host_values(job.host),
         training=training_out(job),
         serving=serving_out(job),
+        hang_culprit=_culprit_out(job.finding),
+        communication=communication_out(job),
         last_5_minutes=window_out([(book, book.short)]),
         last_hour=window_out([(book, book.hour)]),
     )
+
+
+def _host_values(host: HostView | None) -> dict[str, Any]:
+    if host is None:
+        return {}
+    return {
+        "cpu_seconds": host.cpu_seconds,
+        "cpu_cores": host.cpu_cores,
+        "pressure": dict(host.shares),
+        "stall_seconds": {cause: spent / SECOND for cause, spent in host.stalls},
+    }
+
+
+def _culprit_out(finding: HangFinding | None) -> CulpritOut | None:
+    return None if finding is None else from_attributes(CulpritOut, finding, text=describe_culprit(finding))
 
 
 def window_out(books: Sequence[tuple[Counters, CounterSample]]) -> WindowOut:
@@ -497,9 +625,16 @@ def accounts_out(snapshot: Snapshot, age: int) -> AccountsOut:
         gpus=sum(gpu.device.weight for gpu in snapshot.gpus) / PPM,
         states={state.value: found[state] for state in State},
         prices=_hourly_prices(priced),
+        ports=[_port_out(state) for state in snapshot.ports],
         last_5_minutes=AccountOut(window=node.last_5_minutes, money=_window_money(priced, "short")),
         last_hour=AccountOut(window=node.last_hour, money=_window_money(priced, "hour")),
         since_start=_since_start(snapshot),
+    )
+
+
+def _port_out(state: PortState) -> PortOut:
+    return from_attributes(
+        PortOut, state.port, tx_bytes_per_second=state.sent, rx_bytes_per_second=state.received, waiting=state.waiting
     )
 
 

@@ -157,6 +157,7 @@ def combine_records(records: Sequence[JobRecord]) -> JobRecord:
         first_work=records[0].first_work,
         training=next((record.training for record in reversed(records) if record.training is not None), None),
         service=next((record.service for record in reversed(records) if record.service is not None), None),
+        communication=next((record.communication for record in reversed(records) if record.communication), None),
     )
 
 

@@ -20,6 +20,8 @@ from exporter.simulate.waterfalls import WATERFALL_SCENARIOS
 from tests.scenarios.stage import SIZES, Case, play
 from tests.worlds import RESTING, SPINNING, WORKING, cut, device, first, held, reading, seen
 
+_JOB_FIELDS = 10
+"""Fields of a job in the oldest checkpoints; later ones follow them."""
 OTHER = Owner(job_id="42", user="bob", account="vision")
 DOWN = Fault("exporter_down", "away for a while")
 

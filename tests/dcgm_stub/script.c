@@ -9,8 +9,8 @@
 
 static const char *const RATE_KEYS[SETTABLE_RATES] = {"gr",   "sm",   "occ",  "tensor", "dram",    "fp64",
                                                       "fp32", "fp16", "imma", "hmma",   "dfma",    "int",
-                                                      "pcie_tx", "pcie_rx", "nvlink_tx", "nvlink_rx"};
-static const double LOAD[RATES] = {90, 70, 40, 40, 30, 0, 10, 5, 0, 35, 0, 15, 100, 200, 3000, 3000, 100, 0};
+                                                      "pcie_tx", "pcie_rx", "nvlink_tx", "nvlink_rx", "c2c_tx", "c2c_rx"};
+static const double LOAD[RATES] = {90, 70, 40, 40, 30, 0, 10, 5, 0, 35, 0, 15, 100, 200, 3000, 3000, 0, 0, 100, 0};
 
 struct world world;
 static struct stat seen;
@@ -123,6 +123,7 @@ static bool set_state(struct gpu *g, const char *key, const char *one, const cha
     if (!strcmp(key, "pci")) return g->pci = (unsigned)strtoul(one, NULL, 16), true;
     if (!strcmp(key, "links")) return g->links = (unsigned)atoi(one), true;
     if (!strcmp(key, "gpm")) return g->gpm = atoi(one), true;
+    if (!strcmp(key, "c2c")) return g->c2c = atoi(one), true;
     if (!strcmp(key, "profiling")) return g->profiling = atoi(one), true;
     if (!strcmp(key, "energy")) return g->energy = atof(one), g->set_energy = true;
     if (!strcmp(key, "xid")) return g->xid = atoi(one), g->xid_sequence = atoi(two), true;

@@ -46,8 +46,9 @@
  *   gpu N|* instance K KEY VALUE    a value of the Kth instance; instances are as busy as their board otherwise
  *
  * Keys: name TEXT, uuid TEXT, pci HEX (device id and vendor), gr sm occ tensor dram fp64 fp32 fp16 imma hmma dfma int
- * (percent), pcie_tx pcie_rx nvlink_tx nvlink_rx (MiB/s), links (NVLinks), power limit (W), temp memory_temp margin
- * slowdown (C), sm_clock (MHz), util (percent), reasons (bits), fb_total fb_used fb_reserved (MiB), slices,
+ * (percent), pcie_tx pcie_rx nvlink_tx nvlink_rx c2c_tx c2c_rx (MiB/s), links (NVLinks), c2c 0|1 (a chip-to-chip link,
+ * default 0), power limit (W), temp memory_temp margin slowdown (C), sm_clock (MHz), util enc_util dec_util (percent),
+ * reasons (bits), fb_total fb_used fb_reserved (MiB), slices,
  * ecc_sbe ecc_dbe remap_failure remap_pending recovery nvlink_flit nvlink_data nvlink_replay nvlink_recovery,
  * smoothing, virtual.
  *
@@ -66,14 +67,14 @@
 #include "vendor.h"
 
 enum {
-    MAX_GPUS = 16, MAX_FIELDS = 112, MAX_RULES = 64, MAX_LISTENS = 8, MAX_NAME = 96,
+    MAX_GPUS = 16, MAX_FIELDS = 120, MAX_RULES = 64, MAX_LISTENS = 8, MAX_NAME = 96,
     ENTITIES = MAX_GPUS * (1 + 2 * INSTANCES_PER_GPU)
 };
 
 /* What runs with time, in the order of RATE_KEYS: percent, then MiB/s; then time itself and watts. */
 enum rate {
     GR, SM, OCC, TENSOR, DRAM, FP64, FP32, FP16, IMMA, HMMA, DFMA, INT, PCIE_TX, PCIE_RX, NVLINK_TX, NVLINK_RX,
-    ELAPSED, WATTS, RATES
+    C2C_TX, C2C_RX, ELAPSED, WATTS, RATES
 };
 enum { SETTABLE_RATES = ELAPSED };
 
@@ -105,7 +106,7 @@ struct gpu {
     char name[MAX_NAME], uuid[MAX_NAME];
     unsigned pci, links, instances, groups;
     int profiling, xid, xid_sequence;
-    bool gpm, mig, lost, detached, unsupported, gone, stuck, set_energy;
+    bool gpm, c2c, mig, lost, detached, unsupported, gone, stuck, set_energy;
     double energy;
 };
 struct rule {

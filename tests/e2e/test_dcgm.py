@@ -229,7 +229,7 @@ def test_a_gpu_in_trouble_is_told_by_its_reason_and_the_others_lose_nothing(
     begun(served)
     for kind in ("blank", "not_permissioned"):
         one_gpu(served, engine, f"gpu 0 blank 1001 {kind}", ("unobserved", "blank"))
-    no_data = "\n".join(f"gpu 0 status {field} -14" for field in (1001, 1002, 1004, 1005, 1006, 1007, 1008))
+    no_data = "\n".join(f"gpu 0 status {field} -14" for field in (1001, 1002, 1004, 1005, 1006, 1007, 1008, 1016))
     one_gpu(served, engine, no_data, ("unobserved", "stale"))
     one_gpu(served, engine, "gpu 0 lost", ("unavailable", "lost"))
     one_gpu(served, engine, "gpu 0 gone", ("unavailable", "missing"))

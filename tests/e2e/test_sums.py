@@ -6,7 +6,6 @@ that are written by hand and added up by hand. Nothing waits for a clock.
 
 import json
 from collections.abc import Callable, Iterator
-from textwrap import indent
 from typing import Any
 
 import pytest
@@ -94,7 +93,7 @@ def test_2_dollars_at_30_percent_are_6_67_a_useful_hour_against_4_21(ask: Ask) -
 def test_the_document_shows_what_the_command_says(ask: Ask) -> None:
     said = ask(f"{of('thirty')} --rent 4.00@0.95")
     shown = (ROOT / "docs" / "job-reports.md").read_text(encoding="utf-8")
-    assert indent(said, "    ") in shown
+    assert f"```text\n{said}```" in shown
 
 
 def test_75_times_67_times_40_percent_is_20(ask: Ask) -> None:

@@ -19,14 +19,11 @@ from exporter.core.model import ServingReport
 from exporter.engines.discovery import (
     DiscoveredEngines,
     EngineDiscovery,
-    ListeningSocket,
-    addresses,
     command_line,
-    listeners,
-    reachable_host,
     read_process_tree,
 )
 from exporter.engines.scraper import EngineScraper, open_engines
+from exporter.sockets import ListeningSocket, addresses, listeners, reachable_host
 from exporter.workloads import WorkloadProcess, WorkloadUpdate
 from tests.engines.standins import StandIn
 

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Callable
 
 from exporter.core.model import SECOND
+from exporter.job_files import FileTail
 from exporter.training.logs.formats import LOG_FORMATS, LineReader, parse_line
 from exporter.training.logs.tracker import LineTime, LogTracker
-from exporter.training.logs.watcher import FileTail
 from tests.fuzz.trying import Feed, Target, promise
 from tests.training import follow_logs as logs
 

@@ -19,6 +19,8 @@ from exporter.engines.base import ScrapeFailure
 from exporter.engines.page import MetricsPage
 from exporter.engines.registry import read_metrics
 from exporter.engines.replica import Replica, ReplicaPlacement
+from exporter.host.pressure import JobMeter
+from exporter.host.rdma import read_ports
 from exporter.sources.base import SourceError
 from exporter.sources.dcgm_exporter.source import DcgmExporterSource
 from exporter.specs import find_spec
@@ -220,6 +222,58 @@ def _client(folder: Path) -> Feed:
     return feed
 
 
+# -- the host --
+
+_STAT = b"usage_usec 2500000\nnr_periods 90\nnr_throttled 20\nthrottled_usec 1500000\n"
+_PSI = b"some avg10=0.72 avg60=0.54 avg300=1.04 total=16057337\nfull avg10=0.00 avg60=0.00 avg300=0.14 total=6248487\n"
+_OWN = "system.slice/slurmstepd.scope/job_41"
+
+
+def _host_samples() -> list[bytes]:
+    paths = f"4:cpu,cpuacct:/slurm/uid_1/job_41\n0::/{_OWN}\n".encode()
+    return [paths, _STAT, _PSI, b"200000 100000\n", b"400 Gb/sec (4X NDR)\n"]
+
+
+def _host(folder: Path) -> Feed:
+    """The bytes are in turn the text of each file, while the others are good."""
+    proc, cgroup, port = folder / "proc/7", folder / "cgroup", folder / "class/infiniband/mlx5_0/ports/1"
+    for each in (proc, cgroup / _OWN, port / "counters"):
+        each.mkdir(parents=True)
+    (cgroup / "cgroup.procs").touch()
+    good = {
+        proc / "cgroup": f"0::/{_OWN}\n".encode(),
+        proc / "stat": b"7 (python) S 1 7 7 0 -1 0 0 0 0 0 5 5 0 0 20 0 1 0 9 0 0\n",
+        cgroup / _OWN / "cpu.stat": _STAT,
+        cgroup / _OWN / "cpu.max": b"200000 100000\n",
+        cgroup / _OWN / "io.pressure": _PSI,
+        port / "state": b"4: ACTIVE\n",
+        port / "rate": b"400 Gb/sec (4X NDR)\n",
+        port / "counters/port_xmit_data": b"250\n",
+        port / "counters/port_rcv_data": b"250\n",
+        port / "counters/port_xmit_wait": b"7\n",
+    }
+    meter, books = JobMeter(proc=folder / "proc", cgroup=cgroup), _Books()
+    books.tell()
+
+    def read() -> None:
+        now = books.at
+        books.tell(hosts=meter.measure({"41": [7]}, now), ports=read_ports(folder, now))
+
+    def feed(data: bytes) -> None:
+        for path, text in good.items():
+            path.write_bytes(data)
+            read()
+            path.write_bytes(text)
+        read()
+        read()
+        host = books.ledger.jobs["41"].host
+        promise(host is not None and host.cpu_cores == 0.0, "good counters are not read after bad ones")
+
+    for path, text in good.items():
+        path.write_bytes(text)
+    return feed
+
+
 NODE: tuple[Target, ...] = (
     Target(
         name="dcgm-exporter's page",
@@ -244,6 +298,13 @@ NODE: tuple[Target, ...] = (
         make=_reports,
         refuses=(ReportRefusedError,),
         modules=("exporter.training",),
+    ),
+    Target(
+        name="the host's counters",
+        what="control groups, pressure and RDMA ports of a job and its node",
+        samples=_host_samples,
+        make=in_folder(_host),
+        modules=("exporter.host",),
     ),
     Target(
         name="the reporting client",

@@ -2,7 +2,6 @@
 
 import json
 import re
-import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -61,12 +60,13 @@ def test_the_readme_points_at_environments_that_are_there() -> None:
 
 def _examples() -> list[tuple[str, str]]:
     """YAML that a reader would copy: of the chart's README, and of the documents where it is values of this chart."""
-    found = [("README", block) for block in re.findall(r"(?:^    .*\n)+", TEMPLATE.read_text(), re.MULTILINE)]
-    for path in sorted((ROOT / "docs").glob("*.md")):
-        found += [(path.name, block) for block in re.findall(r"```yaml\n(.*?)```", path.read_text(), re.DOTALL)]
+    found = [
+        ("README" if path == TEMPLATE else path.name, block)
+        for path in (TEMPLATE, *sorted((ROOT / "docs").glob("*.md")))
+        for block in re.findall(r"^```yaml\n(.*?)^```", path.read_text(), re.DOTALL | re.MULTILINE)
+    ]
     keys = set(yaml.safe_load((CHART / "values.yaml").read_text()))
-    told = [(name, textwrap.dedent(block)) for name, block in found if "helm install" not in block]
-    return [(name, block) for name, block in told if _is_map(block) and set(values_from_yaml(block)) <= keys]
+    return [(name, block) for name, block in found if _is_map(block) and set(values_from_yaml(block)) <= keys]
 
 
 def _is_map(block: str) -> bool:

@@ -150,6 +150,18 @@ nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t h, nvmlUtilization_t *u)
     return SUCCESS;
 }
 
+#define VIDEO(function, expression)                                                  \
+    nvmlReturn_t function(nvmlDevice_t h, unsigned *percent, unsigned *period_us) {  \
+        ENTER_BOARD(h);                                                              \
+        if (d->mig) return NOT_SUPPORTED;                                            \
+        NEED(percent && period_us);                                                  \
+        *percent = (expression), *period_us = 200000;                                \
+        return SUCCESS;                                                              \
+    }
+
+VIDEO(nvmlDeviceGetEncoderUtilization, d->encoder)
+VIDEO(nvmlDeviceGetDecoderUtilization, d->decoder)
+
 typedef struct { unsigned long long timeStamp; nvmlValue_t sampleValue; } nvmlSample_t;
 
 nvmlReturn_t nvmlDeviceGetSamples(nvmlDevice_t h, unsigned kind, unsigned long long last, unsigned *type,

@@ -26,7 +26,14 @@ typedef struct {
     nvmlGpmMetric_t metrics[]; /* its declared length grows from driver to driver; numMetrics is what counts */
 } nvmlGpmMetricsGet_t;
 typedef struct { unsigned version, isSupportedDevice; } nvmlGpmSupport_t;
-static const unsigned METRIC_ID[RATES] = {1, 2, 3, 5, 10, 11, 12, 13, 20, 21, 61, 60};
+static const unsigned METRIC_ID[RATES] = {1, 2, 3, 5, 10, 11, 12, 13, 4, 20, 21, 61, 60, 100, 101};
+
+/* Counters since reboot. Cycles add up over the SMs of an H100 at its clock; a link has its share of NVLink's bytes. */
+enum { CYCLES_ELAPSED = 248, FIRST_LINK = 261, LINKS = 36 };
+static const double CYCLES_A_SECOND = 132 * 1.755e9, MIB = 1024.0 * 1024.0;
+static const struct { unsigned id; enum rate rate; } CYCLES[] = {
+    {249, SM}, {250, TENSOR}, {252, TENSOR}, {257, INT}, {258, FP64}, {259, FP32}, {260, FP16},
+};
 
 int nvmlStubLiveSamples(void) { return live_samples; }
 
@@ -75,6 +82,18 @@ nvmlReturn_t nvmlGpmMigSampleGet(nvmlDevice_t h, unsigned gi, nvmlGpmSample_t sa
     return take(h, (int)gi, d, d->instance[gi].counter, sample);
 }
 
+static nvmlReturn_t since_reboot(unsigned id, const struct gpu *d, nvmlGpmSample_t s, double *value) {
+    unsigned link = (id - FIRST_LINK) / 2;
+    if (!d->cumulative) return NOT_SUPPORTED;
+    if (id == CYCLES_ELAPSED) return *value = s->at * CYCLES_A_SECOND, SUCCESS;
+    for (unsigned i = 0; i < sizeof CYCLES / sizeof *CYCLES; i++)
+        if (CYCLES[i].id == id) return *value = s->counter[CYCLES[i].rate] / 100 * CYCLES_A_SECOND, SUCCESS;
+    if (s->gi >= 0) return NOT_SUPPORTED;
+    if (id == 255 || id == 256) return *value = s->counter[id == 255 ? PCIE_TX : PCIE_RX] * MIB, SUCCESS;
+    if (id < FIRST_LINK || link >= LINKS || link >= d->links) return NOT_SUPPORTED;
+    return *value = s->counter[(id - FIRST_LINK) % 2 ? NVLINK_TX : NVLINK_RX] * MIB / d->links, SUCCESS;
+}
+
 static void measure(nvmlGpmMetric_t *m, const struct gpu *d, nvmlGpmSample_t a, nvmlGpmSample_t b) {
     if (m->metricId < MAX_METRIC && d->metric_code[m->metricId] == -1) return;
     m->nvmlReturn = NOT_SUPPORTED;
@@ -82,8 +101,13 @@ static void measure(nvmlGpmMetric_t *m, const struct gpu *d, nvmlGpmSample_t a, 
         if (METRIC_ID[r] == m->metricId) {
             m->nvmlReturn = SUCCESS;
             m->value = (b->counter[r] - a->counter[r]) / (b->at - a->at); /* equal times: not a number, as there */
-            if ((r >= NVLINK_TX && !d->links) || (r >= PCIE_TX && b->gi >= 0)) m->nvmlReturn = NOT_SUPPORTED;
+            bool nvlink = r == NVLINK_TX || r == NVLINK_RX, c2c = r == C2C_TX || r == C2C_RX;
+            if ((nvlink && !d->links) || (c2c && !d->c2c) || (r >= PCIE_TX && b->gi >= 0)) m->nvmlReturn = NOT_SUPPORTED;
         }
+    if (m->metricId >= CYCLES_ELAPSED) {
+        m->nvmlReturn = since_reboot(m->metricId, d, b, &m->value);
+        if (m->metricId > CYCLES_ELAPSED) m->value *= d->counted / 100.0;
+    }
     if (m->metricId < MAX_METRIC && d->metric_code[m->metricId])
         m->nvmlReturn = d->metric_code[m->metricId], m->value = 0;
     if (m->metricId < MAX_METRIC && d->metric_nan[m->metricId]) m->value = NAN;

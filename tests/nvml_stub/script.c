@@ -9,7 +9,8 @@
 #include <time.h>
 
 static const char *const RATE_KEYS[RATES] = {"gr",   "sm",   "occ",  "tensor",  "dram",    "fp64",
-                                             "fp32", "fp16", "pcie_tx", "pcie_rx", "nvlink_tx", "nvlink_rx"};
+                                             "fp32", "fp16", "int",  "pcie_tx", "pcie_rx", "nvlink_tx", "nvlink_rx",
+                                             "c2c_tx", "c2c_rx"};
 static const struct { const char *key; unsigned id; } FIELD_KEYS[] = {
     {"ecc_corrected", 3}, {"ecc_uncorrected", 4}, {"remap_pending", 144}, {"remap_failure", 145},
     {"recovery", 230}, {"memory_temp", 82}, {"smoothing", 251},
@@ -75,7 +76,8 @@ static void set_field(struct gpu *g, unsigned id, const char *value, const char 
 static void *unsigned_field(struct gpu *g, const char *key) {
     const struct { const char *key; void *at; } fields[] = {
         {"pci", &g->pci}, {"limit_mw", &g->limit_mw}, {"temp", &g->celsius}, {"sm_mhz", &g->sm_mhz},
-        {"util", &g->util}, {"links", &g->links}, {"margin", &g->margin}, {"slowdown", &g->slowdown},
+        {"util", &g->util}, {"encoder", &g->encoder}, {"decoder", &g->decoder}, {"links", &g->links},
+        {"counted", &g->counted}, {"margin", &g->margin}, {"slowdown", &g->slowdown},
     };
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
         if (!strcmp(key, fields[i].key)) return fields[i].at;
@@ -103,6 +105,8 @@ static bool set_number(struct gpu *g, const char *key, const char *text) {
     if (!strcmp(key, "energy")) return g->energy_mj = atof(text), true;
     if (!strcmp(key, "nvlink_mib")) return g->counter[NVLINK_TX] = g->counter[NVLINK_RX] = atof(text), true;
     if (!strcmp(key, "gpm")) return g->gpm = atoi(text), true;
+    if (!strcmp(key, "c2c")) return g->c2c = atoi(text), true;
+    if (!strcmp(key, "cumulative")) return g->cumulative = atoi(text), true;
     return false;
 }
 

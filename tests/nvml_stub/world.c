@@ -6,7 +6,7 @@
 #include <string.h>
 #include <time.h>
 
-static const double LOAD[RATES] = {90, 70, 40, 40, 30, 0, 10, 5, 100, 200, 3000, 3000};
+static const double LOAD[RATES] = {90, 70, 40, 40, 30, 0, 10, 5, 15, 100, 200, 3000, 3000, 0, 0};
 static const double SAMPLE_EVERY = 0.2; /* seconds between entries of the driver's utilisation buffer */
 
 /* As `nvidia-smi mig -lgip` lists them (NVIDIA's MIG user guide); the engines are left out. */
@@ -65,6 +65,7 @@ void world_reset(struct world *w) {
         memcpy(g->rate, LOAD, sizeof g->rate);
         g->pci = 0x233010DE;
         g->power_mw = 500000, g->limit_mw = 700000, g->celsius = 60, g->sm_mhz = 1755, g->util = 95, g->links = 18;
+        g->encoder = g->decoder = 0, g->counted = 100, g->c2c = g->cumulative = false;
         g->margin = 27, g->slowdown = 87;
         g->mem_total = 85520809984ULL, g->mem_reserved = 500000000ULL, g->mem_used = 40000000000ULL;
         g->reasons = 0, g->gpm = g->events = true, g->lost = g->vgpu = false;

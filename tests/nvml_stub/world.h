@@ -37,10 +37,11 @@
  *   gpu N|* gi ID KEY VALUE...    a value of one instance: the rates, mem_used, idle, process PID [BYTES [CI]]
  *   gpu N|* gi ID error CALL CODE
  *
- * Keys: name TEXT, uuid TEXT, pci HEX (nvmlPciInfo_t.pciDeviceId), gr sm occ tensor dram fp64 fp32 fp16 (percent),
- * pcie_tx pcie_rx nvlink_tx nvlink_rx (MiB/s), power_mw, limit_mw, temp, margin, slowdown, sm_mhz, util, links
- * (NVLinks), mem_total, mem_reserved, mem_used (bytes), reasons (bits), gpm 0|1; fields by name: ecc_corrected,
- * ecc_uncorrected, remap_pending, remap_failure, recovery, memory_temp, smoothing. A name with A100 or A30 in it has
+ * Keys: name TEXT, uuid TEXT, pci HEX (nvmlPciInfo_t.pciDeviceId), gr sm occ tensor dram fp64 fp32 fp16 int (percent),
+ * pcie_tx pcie_rx nvlink_tx nvlink_rx c2c_tx c2c_rx (MiB/s), power_mw, limit_mw, temp, margin, slowdown, sm_mhz, util,
+ * encoder, decoder (percent), links (NVLinks), mem_total, mem_reserved, mem_used (bytes), reasons (bits), gpm 0|1,
+ * c2c 0|1 (a chip-to-chip link, default 0), cumulative 0|1 (GPM's counters since reboot, default 0), counted PERCENT
+ * (what they count of what happened, default 100); fields by name: ecc_corrected, ecc_uncorrected, remap_pending, remap_failure, recovery, memory_temp, smoothing. A name with A100 or A30 in it has
  * that board's MIG profiles, any other an H100's.
  *
  * A line overrides those before it; a file says all of the world, what it leaves out is as by default. An unknown
@@ -58,7 +59,9 @@ enum {
 };
 
 /* Rates of a GPU, in the order of RATE_KEYS: percent, then MiB/s. */
-enum rate { GR, SM, OCC, TENSOR, DRAM, FP64, FP32, FP16, PCIE_TX, PCIE_RX, NVLINK_TX, NVLINK_RX, RATES };
+enum rate {
+    GR, SM, OCC, TENSOR, DRAM, FP64, FP32, FP16, INT, PCIE_TX, PCIE_RX, NVLINK_TX, NVLINK_RX, C2C_TX, C2C_RX, RATES
+};
 
 struct rule {
     char call[64];
@@ -109,10 +112,10 @@ struct gpu {
     unsigned pci;
     double rate[RATES], counter[RATES]; /* a counter is its rate integrated over seconds */
     double power_mw, energy_mj;
-    unsigned limit_mw, celsius, sm_mhz, util, links, slowdown;
+    unsigned limit_mw, celsius, sm_mhz, util, encoder, decoder, links, slowdown, counted;
     int margin;
     unsigned long long mem_total, mem_reserved, mem_used, reasons;
-    bool gpm, mig, lost, vgpu, events;
+    bool gpm, mig, lost, vgpu, events, c2c, cumulative;
     unsigned generation, was; /* how often it was reset, now and when the script was last read */
     short metric_code[MAX_METRIC];
     bool metric_nan[MAX_METRIC];

@@ -79,14 +79,19 @@ def test_one_table_shows_what_each_threshold_frees_and_hits(trace: Path, prices:
     assert (status, err) == (0, "")
     lines = out.splitlines()
     assert max(map(len, lines)) <= WIDTH
-    table = [line.split() for line in lines if line.startswith(("as configured", "zombie.batch="))]
-    assert [row[0] for row in table[:3]] == ["as", "zombie.batch=15m", "zombie.batch=45m"]
-    assert [row[-4:] for row in table[:3]] == [
-        ["0.0", "0.5", "0", "1/1"],
-        ["0.0", "0.8", "0", "1/1"],
-        ["0.0", "0.3", "0", "1/1"],
+    named = ("as configured", "  batch", "zombie.batch=", "engine at 0 for 300 min")
+    table = [line.split() for line in lines if line.startswith(named)]
+    assert [row[0] for row in table[:7]] == [
+        "as", "batch", "zombie.batch=15m", "batch", "zombie.batch=45m", "batch", "engine",
+    ]  # fmt: skip
+    assert [row[-5:] for row in table[:7]] == [
+        *[["0.0", "0.7", "0.2", "0", "1/1"]] * 2,
+        *[["0.0", "0.9", "0.2", "0", "1/1"]] * 2,
+        *[["0.0", "0.4", "0.2", "0", "1/1"]] * 2,
+        ["0.0", "0.0", "0.0", "0", "0/0"],
     ]
-    assert "  41                           ada          worked 45 min later" in lines
+    assert "Right: until its allocation or the recording ended, the GPU did no real work." in lines
+    assert "  41                           ada          worked 45 min later for 0.2 h" in lines
 
 
 def test_json_has_the_same_figures(trace: Path, prices: Path) -> None:
@@ -98,7 +103,9 @@ def test_json_has_the_same_figures(trace: Path, prices: Path) -> None:
     )
     row = found["rows"][1]
     assert row["money_wrongly_freed"]["EUR"] == pytest.approx(3 * row["gpu_hours_wrongly_freed"])
-    assert row["gpu_hours_wrongly_freed"] == pytest.approx(2 * 45 / 60, abs=0.01)
+    assert row["gpu_hours_wrongly_freed"] == pytest.approx(2 * 55 / 60)
+    assert (row["precision"], row["by_class"][0]["label"], row["by_class"][0]["jobs_hit"]) == (0.0, "batch", 1)
+    assert (found["plain_rule"]["episodes"], "more than 1 %" in found["definition"]) == (0, True)
     assert [(hit["job_id"], hit["user"], hit["gpus"]) for hit in row["hits"]] == [("41", "ada", ["GPU-0"])]
 
 

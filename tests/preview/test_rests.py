@@ -8,8 +8,8 @@ import pytest
 from exporter.preview.history import (
     START_GRACE_SECONDS,
     GpuKey,
-    NoWorkPeriod,
-    NoWorkTracker,
+    HeldGpu,
+    PauseTracker,
     WorkSample,
     merge_holders,
     split_windows,
@@ -19,22 +19,32 @@ GPU = ("a", "GPU-0")
 ADA, BOB = frozenset({"41"}), frozenset({"42"})
 
 
+def holds(*parts: Sequence[WorkSample], starts: Sequence[float] = (), shortest: float = 100.0) -> list[HeldGpu]:
+    """Who held the GPU, of samples fed in parts, in order of time."""
+    found: list[HeldGpu] = []
+
+    def judge(gpu: GpuKey, held: HeldGpu) -> None:
+        assert gpu == GPU
+        found.append(held)
+
+    tracker = PauseTracker(judge)
+    tracker.min_seconds = shortest
+    for part in parts:
+        tracker.feed(GPU, part, starts=starts, step=60)
+    tracker.end()
+    return sorted(found, key=lambda held: held.pauses[0].first_seen)
+
+
 def told(
     *parts: Sequence[WorkSample], starts: Sequence[float] = (), shortest: float = 100.0
 ) -> list[tuple[object, ...]]:
-    """Periods as (jobs, since when, last seen, worked again), of samples fed in parts."""
-    found: list[tuple[object, ...]] = []
-
-    def judge(gpu: GpuKey, rest: NoWorkPeriod, worked: float | None) -> None:
-        assert gpu == GPU
-        found.append((rest.jobs, rest.last_work, rest.last_seen, worked))
-
-    rests = NoWorkTracker(judge)
-    rests.min_seconds = shortest
-    for part in parts:
-        rests.feed(GPU, part, starts=starts, step=60)
-    rests.end()
-    return found
+    """Pauses as (jobs, since when, last seen, worked again)."""
+    return [
+        (held.jobs, pause.last_work, pause.last_seen, pause.resumed)
+        for held in holds(*parts, starts=starts, shortest=shortest)
+        for pause in held.pauses
+        if pause.last_seen - pause.last_work >= shortest
+    ]
 
 
 def same(times: range, jobs: frozenset[str], work: float) -> list[WorkSample]:
@@ -97,10 +107,42 @@ def test_short_rests_are_not_told_of() -> None:
 
 
 def test_time_held_leaves_out_gaps_and_changes_of_holder() -> None:
-    rests = NoWorkTracker(lambda _gpu, _rest, _worked: None)
+    rests = PauseTracker(lambda _gpu, _held: None)
     samples = [*same(range(0, 601, 60), ADA, 0.0), *same(range(660, 1201, 60), BOB, 650.0), (9000.0, BOB, 650.0)]
     rests.feed(GPU, samples, step=60)
     assert rests.held_seconds == {GPU: 600.0 + 540.0 + 120.0}
+
+
+def test_work_after_a_pause_adds_up_at_most_and_short_pauses_are_not_kept() -> None:
+    """It works in three steps of four, the first time only for its last twenty seconds."""
+    work = [(660.0, ADA, 660.0), (720.0, ADA, 720.0), (780.0, ADA, 720.0), (840.0, ADA, 840.0)]
+    samples = [*same(range(0, 601, 60), ADA, 0.0), *work, *same(range(900, 1501, 60), ADA, 840.0)]
+    (held,) = holds(samples)
+    assert [(pause.last_work, pause.last_seen, pause.work_seconds) for pause in held.pauses] == [
+        (0.0, 600.0, 180.0), (840.0, 1500.0, 0.0),
+    ]  # fmt: skip
+
+
+def test_a_clock_that_is_behind_hides_no_work() -> None:
+    samples = [(at + 0.0, ADA, at - 500.0) for at in range(1200, 2401, 60)]
+    (held,) = holds([*same(range(0, 1141, 60), ADA, -500.0), *samples])
+    assert sum(pause.work_seconds for pause in held.pauses) == 21 * 60.0
+
+
+@pytest.mark.parametrize(("missing", "known"), [(2, 1), (3, 3)])
+def test_a_sample_or_two_with_other_holders_is_no_new_hold(missing: int, known: int) -> None:
+    others = same(range(660, 660 + 60 * missing, 60), BOB, 650.0)
+    after = same(range(660 + 60 * missing, 1501, 60), ADA, 0.0)
+    found = holds([*same(range(0, 601, 60), ADA, 0.0), *others, *after])
+    assert len(found) == known
+    assert found[-1].last_seen == 1500.0
+
+
+def test_holders_who_come_and_go_are_all_reported() -> None:
+    eve = frozenset({"43"})
+    parts = [same(range(0, 601, 60), ADA, 0.0), same(range(660, 1201, 60), BOB, 650.0)]
+    found = holds(*parts, same(range(1260, 1801, 60), eve, 1250.0))
+    assert [held.jobs for held in found] == [ADA, BOB, eve]
 
 
 def test_samples_of_several_holders_are_one_moment_of_the_gpu() -> None:

@@ -2,7 +2,16 @@
 
 import pytest
 
-from exporter.preview.scoring import WIDTH, Hit, PreviewResult, Score, elapsed_text, name_some, preview_text
+from exporter.preview.scoring import (
+    WIDTH,
+    Hit,
+    PreviewResult,
+    Score,
+    elapsed_text,
+    name_some,
+    preview_text,
+    unjudged_notes,
+)
 
 
 def hit(number: int, **changes: object) -> Hit:
@@ -15,8 +24,10 @@ def hit(number: int, **changes: object) -> Hit:
 
 def score(label: str = "as configured", **changes: object) -> Score:
     given = {
-        "label": label, "settings": {}, "episodes": 3, "gpu_hours_freed": 1234.56, "money_freed": {},
-        "gpu_hours_wrongly_freed": 0.26, "money_wrongly_freed": {}, "jobs_reclaimed": 2, "jobs_hit": 0, "hits": (),
+        "label": label, "settings": {}, "episodes": 3, "episodes_right": 2, "episodes_wrong": 1, "episodes_unjudged": 0,
+        "precision": 2 / 3, "gpu_hours_freed": 1234.56, "money_freed": {}, "gpu_hours_wrongly_freed": 0.26,
+        "money_wrongly_freed": {}, "gpu_hours_unjudged": 0.0, "gpu_hours_work_lost": 0.14, "jobs_reclaimed": 2,
+        "jobs_hit": 0, "hits": (),
     }  # fmt: skip
     return Score(**(given | changes))  # type: ignore[arg-type]
 
@@ -35,20 +46,34 @@ def test_the_head_says_what_was_looked_at() -> None:
     assert shown(score(), taken_back_when=("hung", "zombie")).startswith(
         "Replayed: a.jsonl\n1970-01-01 00:00 UTC to 1970-01-01 02:00 UTC, 16.0 GPU-hours held\n"
         "A GPU is taken back when it hangs or it is a zombie.\n"
+        "Right: until its allocation or the recording ended, the GPU did no real work.\n"
+        "Real work: effective work for more than 1 % of that time or more than 10 min in\nall, by the readings:"
     )
 
 
 def test_a_row_has_its_figures_in_order() -> None:
     line = shown(score(jobs_hit=1)).splitlines()[-1]
-    assert line.split() == ["as", "configured", "3", "1,234.6", "0.3", "1/2"]
+    assert line.split() == ["as", "configured", "3", "1,234.6", "0.3", "0.1", "1/2"]
+
+
+def test_classes_and_the_plain_rule_have_rows_of_their_own() -> None:
+    lines = shown(score(by_class=(score("batch"), score("x" * 40))), plain_rule=score("engine at 0")).splitlines()
+    labels = [line[:24].rstrip() for line in lines[-5:]]
+    assert labels == ["as configured", "  batch", "  " + "x" * 22, "  " + "x" * 18, "engine at 0"]
+
+
+def test_what_could_not_be_judged_is_noted() -> None:
+    (note,) = unjudged_notes([score("a", episodes_unjudged=2), score("b"), score("c", episodes_unjudged=1)])
+    assert note.endswith("observed: a 2, c 1")
+    assert list(unjudged_notes([score()])) == []
 
 
 def test_each_currency_has_a_line_and_without_prices_there_is_no_column() -> None:
-    lines = shown(score(money_freed={"USD": 1234.5, "EUR": 3.0}), score("b")).splitlines()
-    assert lines[6].split()[-3:] == ["3.00", "EUR", "0/2"]
-    assert lines[7].split() == ["1,234.50", "USD"]
-    assert lines[7].rindex("USD") == lines[6].index("EUR")
-    assert lines[8].split()[-2:] == ["0", "0/2"]
+    first, second, third = shown(score(money_freed={"USD": 1234.5, "EUR": 3.0}), score("b")).splitlines()[-3:]
+    assert first.split()[-3:] == ["3.00", "EUR", "0/2"]
+    assert second.split() == ["1,234.50", "USD"]
+    assert second.rindex("USD") == first.index("EUR")
+    assert third.split()[-2:] == ["0", "0/2"]
     assert "money" not in shown(score())
 
 
@@ -68,9 +93,23 @@ def test_ten_jobs_are_named_and_the_others_counted() -> None:
 
 
 def test_a_hit_says_who_when_and_how_often() -> None:
-    often = hit(7, name="train", user="ada", cluster="eu", gpus={"a", "b"}, times=3, after_seconds=3900)
+    often = hit(
+        7, name="train", user="ada", cluster="eu", gpus={"a", "b"}, times=3, after_seconds=3900, work_gpu_hours=2.5
+    )
     found = shown(score(hits=(often,)))
-    assert found.splitlines()[-2].split() == ["train", "ada", "worked", "1", "h", "05", "min", "later"]
+    assert found.splitlines()[-2].split() == [
+        "train",
+        "ada",
+        "worked",
+        "1",
+        "h",
+        "05",
+        "min",
+        "later",
+        "for",
+        "2.5",
+        "h",
+    ]
     assert found.splitlines()[-1] == "    job 7 in eu, taken back 1970-01-01 00:00 UTC, 2 GPUs, 3 times"
 
 

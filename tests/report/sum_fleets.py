@@ -57,7 +57,7 @@ def taught(tensor: float, *, free_ms: int, works_ms: int, rests_ms: int) -> Scen
     """Yield a node that is unallocated first; then its job alternates between computing and waiting for input."""
 
     def stages(setting: Setting) -> Stages:
-        part = products(setting.board, 1000, tensor=tensor, dram=0.3, sm=0.9)
+        part = products(setting.board, 1000, tensor=tensor, dram=0.3, sm=0.96)
         while True:
             yield _steps(part, works_ms, setting)
             yield phase_stage("no input", rests_ms, idle_part(1000.0, "data"))
@@ -79,7 +79,7 @@ def trained(tensor: float, *, tells: bool) -> Scenario:
     """Yield one job on the whole node that trains continuously and may report FLOPs."""
 
     def stages(setting: Setting) -> Stages:
-        part = products(setting.board, 1000, tensor=tensor, dram=0.3, sm=0.9)
+        part = products(setting.board, 1000, tensor=tensor, dram=0.3, sm=0.96)
         yield steps(setting.board, FOREVER_MS // 1000, part, counted=True)
 
     def plan(setting: Setting) -> Plan:

@@ -351,3 +351,12 @@ def test_moments_that_floats_cannot_tell_apart_make_no_piece() -> None:
     """Likewise: seconds since a beginning so far back that a minute is nothing beside it."""
     damaged = replace(stated(), start=-1e20, samples=(sample(1, 60.0), sample(2, 120.0), sample(3, 180.0)))
     assert all(piece.end > piece.start for piece in join(damaged).course)
+
+
+def test_causes_of_waiting_add_up_over_nodes_the_most_first() -> None:
+    nodes = (
+        stated(stalls={"memory": HOUR // 4, "storage": HOUR // 4}),
+        stated(node="n2", gpus={"GPU-c": "0", "GPU-d": "1"}, stalls={"storage": HOUR // 4}),
+    )
+    assert list(join_records(nodes, job_id="7", at=LATER).stalls.items()) == [("storage", 0.5), ("memory", 0.25)]
+    assert join_records([stated()], job_id="7", at=LATER).stalls == {}

@@ -42,6 +42,19 @@ def test_a_job_without_a_price_has_no_column_of_money() -> None:
     assert "allocated                                 80.00  100.0 %  88.00" in found
 
 
+def test_why_it_waited_adds_up_to_the_waiting() -> None:
+    waited = (part("data_stall", 30, share=0.375), part("unattributed_stall", 10, share=0.125))
+    found = said(parts=waited, stalls={"storage": 24.0, "cpu_quota": 6.0})
+    lines = [line.strip() for line in found.split("Why it waited")[1].split("\n\n")[0].splitlines() if line]
+    assert lines == [
+        "24.00 GPU-hours: storage (its tasks waited for I/O)",
+        "6.00 GPU-hours: its CPU quota (its tasks were throttled)",
+        "10.00 GPU-hours: not explained by the host",
+    ]
+    assert "not explained" not in said(parts=waited, stalls={"storage": 40.0})
+    assert "Why it waited" not in said(parts=waited)
+
+
 def test_what_nobody_told_has_no_line() -> None:
     found = said(truth=told(mfu=0.4))
     assert "MFU                             40.0 %" in found

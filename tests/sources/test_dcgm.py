@@ -237,6 +237,36 @@ def test_of_an_older_boards_groups_one_pass_is_watched_and_tensor_comes_first(cl
     assert 0.0 not in ratios
 
 
+def test_the_integer_pipe_and_the_video_engines_are_read(rig: DcgmRig) -> None:
+    rig.say("gpu 0 int 25", "gpu 0 enc_util 35", "gpu 0 dec_util 70")
+    *_, last = rig.readings(0, 1, 2, 3, 4)
+    assert last.int_active == pytest.approx(0.25)
+    assert (last.encoder_utilization, last.decoder_utilization) == pytest.approx((0.35, 0.7))
+
+
+def test_a_chip_to_chip_link_has_rates_where_bindings_engine_and_board_have_it(
+    closed: DcgmRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(closed.bindings.fields, "DCGM_FI_PROF_C2C_TX_ALL_BYTES", 1076, raising=False)
+    monkeypatch.setattr(closed.bindings.fields, "DCGM_FI_PROF_C2C_RX_ALL_BYTES", 1078, raising=False)
+    closed.say("gpu 0 c2c 1", "gpu 0 c2c_tx 500", "gpu 0 c2c_rx 20")
+    closed.open()
+    batch = [closed.read(second) for second in range(5)][-1]
+    rates = {
+        _gpu(reading.uuid): (reading.c2c_tx_bytes_per_second, reading.c2c_rx_bytes_per_second)
+        for reading in batch.readings
+    }
+    assert rates == {0: (pytest.approx(500 * 2**20), pytest.approx(20 * 2**20)), 1: (None, None)}
+
+
+def test_an_engine_that_names_no_metric_groups_is_not_asked_for_what_few_boards_have(closed: DcgmRig) -> None:
+    closed.say("error dcgmProfGetSupportedMetricGroups -6")
+    closed.open()
+    *_, last = closed.readings(0, 1, 2, 3)
+    assert last.tensor_active == pytest.approx(0.4)
+    assert last.int_active is None
+
+
 def test_an_engine_older_than_the_bindings_is_asked_only_for_what_it_knows(
     closed: DcgmRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:

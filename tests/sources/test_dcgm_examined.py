@@ -22,6 +22,7 @@ from exporter.core.ledger import Ledger, conserved
 from exporter.core.model import MS, SECOND, Device, Observation, Reading
 from exporter.core.pipeline import advance
 from exporter.sources.base import ReadResult, SourceError
+from exporter.sources.cycles import CycleCounters
 from exporter.sources.dcgm.client import (
     BINDINGS_PATHS,
     Bindings,
@@ -31,7 +32,7 @@ from exporter.sources.dcgm.client import (
     connect,
     load_bindings,
 )
-from exporter.sources.dcgm.intervals import CycleCounters, SampleSeries
+from exporter.sources.dcgm.intervals import SampleSeries
 from exporter.sources.dcgm.source import DcgmSource, HostEngineClock, open_dcgm
 from exporter.sources.dcgm_fields import CYCLES, GAUGES, HEALTH, RATES, RATIOS, STATIC, VISIBLE
 from tests.clocks import JumpClock

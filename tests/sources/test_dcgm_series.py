@@ -6,8 +6,9 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
+from exporter.sources.cycles import CycleCounters
 from exporter.sources.dcgm.client import Blank, Value
-from exporter.sources.dcgm.intervals import MIN_RESEND, CycleCounters, MeasuredInterval, SampleSeries
+from exporter.sources.dcgm.intervals import MIN_RESEND, MeasuredInterval, SampleSeries
 
 ENGINE, SM, TENSOR = 1001, 1002, 1004
 SECOND = 1_000_000

@@ -11,7 +11,7 @@ from typing import Any
 import pynvml
 import pytest
 
-from exporter.core.model import MS, SECOND, Process, Spec
+from exporter.core.model import MS, SECOND, Process, Reading, Spec
 from exporter.sources.base import SourceError
 from exporter.sources.nvml.source import NvmlSource, open_nvml
 from tests.nvml_stub.build import LIBRARY, build
@@ -75,12 +75,12 @@ def test_the_stand_in_owns_up(opened: NvmlRig) -> None:
 
 def test_gpm_gives_ratios_bytes_and_directions_as_the_gpu_sees_them(opened: NvmlRig) -> None:
     opened.say("gpu 0 gr 80", "gpu 0 sm 60", "gpu 0 occ 30", "gpu 0 tensor 25", "gpu 0 dram 12.5")
-    opened.say("gpu 0 fp64 1", "gpu 0 fp32 2", "gpu 0 fp16 4")
+    opened.say("gpu 0 fp64 1", "gpu 0 fp32 2", "gpu 0 fp16 4", "gpu 0 int 6")
     opened.say("gpu 0 pcie_tx 100", "gpu 0 pcie_rx 7", "gpu 0 nvlink_tx 9000", "gpu 0 nvlink_rx 8000")
     reading = opened.reading()
     ratios = [reading.gr_engine_active, reading.sm_active, reading.sm_occupancy, reading.tensor_active]
-    ratios += [reading.dram_active, reading.fp64_active, reading.fp32_active, reading.fp16_active]
-    assert ratios == pytest.approx([0.8, 0.6, 0.3, 0.25, 0.125, 0.01, 0.02, 0.04])
+    ratios += [reading.dram_active, reading.fp64_active, reading.fp32_active, reading.fp16_active, reading.int_active]
+    assert ratios == pytest.approx([0.8, 0.6, 0.3, 0.25, 0.125, 0.01, 0.02, 0.04, 0.06])
     assert reading.pcie_tx_bytes_per_second == pytest.approx(100 * MIB)
     assert reading.pcie_rx_bytes_per_second == pytest.approx(7 * MIB)
     assert reading.nvlink_tx_bytes_per_second == pytest.approx(9000 * MIB)
@@ -185,6 +185,104 @@ def test_a_board_without_nvlink_reads_none(rig: NvmlRig) -> None:
     reading = rig.reading()
     assert (reading.nvlink_tx_bytes_per_second, reading.nvlink_rx_bytes_per_second) == (None, None)
     assert rig.source.signals.isdisjoint(NVLINK)
+
+
+C2C = ("c2c_tx_bytes_per_second", "c2c_rx_bytes_per_second")
+
+
+def test_a_chip_to_chip_link_has_rates_where_the_board_has_one(opened: NvmlRig) -> None:
+    opened.say("gpu 1 c2c 1", "gpu 1 c2c_tx 500", "gpu 1 c2c_rx 20")
+    opened.read(0)
+    batch = opened.read(1)
+    assert [getattr(one(batch, 1), field) for field in C2C] == pytest.approx([500 * MIB, 20 * MIB])
+    assert [getattr(one(batch), field) for field in C2C] == [None, None]
+    assert batch.faults == ()
+
+
+def test_video_engines_have_utilizations_of_their_own(opened: NvmlRig) -> None:
+    opened.say("gpu 0 encoder 35", "gpu 0 decoder 70", f"gpu 1 error nvmlDeviceGetDecoderUtilization {NOT_SUPPORTED}")
+    opened.read(0)
+    batch = opened.read(1)
+    assert (one(batch).encoder_utilization, one(batch).decoder_utilization) == (0.35, 0.7)
+    assert (one(batch, 1).encoder_utilization, one(batch, 1).decoder_utilization) == (0.0, None)
+    assert batch.faults == ()
+
+
+# -- counters since reboot --
+
+COUNTED = (
+    "sm_active", "tensor_active", "int_active", "fp32_active", "pcie_tx_bytes_per_second", *NVLINK,
+)  # fmt: skip
+
+
+def _read_seconds(rig: NvmlRig, first: int, last: int) -> Reading:
+    """Read once a second from `first` to `last`; return the last reading of GPU 0."""
+    batches = [rig.read(second) for second in range(first, last + 1)]
+    assert all(batch.faults == () for batch in batches)
+    return one(batches[-1])
+
+
+def _values(reading: Reading) -> list[float | None]:
+    return [getattr(reading, field) for field in COUNTED]
+
+
+def test_counters_since_reboot_replace_the_means_once_both_have_agreed(rig: NvmlRig) -> None:
+    rig.say("gpu * cumulative 1", "gpu 0 fp32 10")
+    rig.open()
+    means = _values(_read_seconds(rig, 0, 12))
+    rig.say("gpu 0 counted 98")  # now the two differ, by less than makes a counter doubtful
+    exact = _values(_read_seconds(rig, 13, 14))
+    assert means == pytest.approx([0.7, 0.4, 0.15, 0.1, 100 * MIB, 3000 * MIB, 3000 * MIB])
+    assert exact == pytest.approx([0.98 * value for value in means if value is not None], rel=1e-3)
+
+
+def test_counters_that_count_something_else_are_not_used(rig: NvmlRig) -> None:
+    rig.say("gpu * cumulative 1", "gpu * counted 50", "gpu 0 fp32 0")
+    rig.open()
+    assert _values(_read_seconds(rig, 0, 14)) == pytest.approx([0.7, 0.4, 0.15, 0.0, 100 * MIB, 3000 * MIB, 3000 * MIB])
+
+
+def test_each_counter_is_trusted_by_its_own_return_code(rig: NvmlRig) -> None:
+    rig.say("gpu * cumulative 1", f"gpu 0 metric {pynvml.NVML_GPM_METRIC_MMA_CYCLES_ACTIVE} {UNKNOWN}")
+    rig.say(
+        f"gpu 0 metric {pynvml.NVML_GPM_METRIC_PCIE_TX} -1", f"gpu 0 nan {pynvml.NVML_GPM_METRIC_FP32_CYCLES_ACTIVE}"
+    )
+    rig.open()
+    _read_seconds(rig, 0, 12)
+    rig.say("gpu 0 counted 98")
+    reading = _read_seconds(rig, 13, 14)
+    assert (reading.tensor_active, reading.fp32_active) == pytest.approx((0.4, 0.1))
+    assert reading.pcie_tx_bytes_per_second == pytest.approx(100 * MIB)
+    assert reading.sm_active == pytest.approx(0.98 * 0.7, rel=1e-3)
+
+
+def test_a_link_without_a_counter_counts_nothing_and_one_that_fails_later_costs_the_sum(rig: NvmlRig) -> None:
+    rig.say("gpu * cumulative 1", "gpu * links 2")
+    rig.open()
+    _read_seconds(rig, 0, 12)
+    rig.say("gpu 0 counted 98")
+    assert _read_seconds(rig, 13, 14).nvlink_tx_bytes_per_second == pytest.approx(0.98 * 3000 * MIB, rel=1e-3)
+    rig.say(f"gpu 0 metric {pynvml.NVML_GPM_METRIC_NVLINK_L1_TX} {UNKNOWN}")
+    reading = _read_seconds(rig, 15, 15)
+    assert reading.nvlink_tx_bytes_per_second == pytest.approx(3000 * MIB)
+    assert reading.nvlink_rx_bytes_per_second == pytest.approx(0.98 * 3000 * MIB, rel=1e-3)
+
+
+def test_counters_that_began_anew_are_compared_again_from_there(rig: NvmlRig) -> None:
+    rig.say("gpu * cumulative 1")
+    rig.open()
+    _read_seconds(rig, 0, 12)
+    rig.say("gpu 0 counted 10")  # all counters fall
+    assert _values(_read_seconds(rig, 13, 13)) == pytest.approx(
+        [0.7, 0.4, 0.15, 0.1, 100 * MIB, 3000 * MIB, 3000 * MIB]
+    )
+
+
+def test_a_driver_without_these_counters_is_asked_once(opened: NvmlRig) -> None:
+    _read_seconds(opened, 0, 1)
+    asked = opened.calls("nvmlGpmMetricsGet")
+    _read_seconds(opened, 2, 3)
+    assert opened.calls("nvmlGpmMetricsGet") == asked + 6  # three GPUs, two reads
 
 
 # -- older boards --

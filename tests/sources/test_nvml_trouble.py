@@ -118,7 +118,8 @@ def test_a_gpu_that_says_nothing_at_all_is_asked_for_its_handle(opened: NvmlRig)
         "nvmlGpmSampleGet", "nvmlDeviceGetPowerUsage", "nvmlDeviceGetEnforcedPowerLimit",
         "nvmlDeviceGetTotalEnergyConsumption", "nvmlDeviceGetTemperature", "nvmlDeviceGetClockInfo",
         "nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetUtilizationRates",
-        "nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetMigMode",
+        "nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetMigMode", "nvmlDeviceGetEncoderUtilization",
+        "nvmlDeviceGetDecoderUtilization",
     ]  # fmt: skip
     opened.read(0)
     silence = [f"gpu 1 error {call} {TIMEOUT}" for call in calls]
@@ -220,6 +221,7 @@ def test_a_guest_reads_what_there_is_and_nothing_else(guest: NvmlRig) -> None:
     assert (guest.read(2).faults, guest.read(3).health) == ((), ())
     assert guest.source.signals == {
         "gpu_utilization", "memory_used_bytes", "memory_total_bytes", "processes", "sm_clock_hz",
+        "encoder_utilization", "decoder_utilization",
     }  # fmt: skip
 
 

@@ -15,16 +15,13 @@ from hypothesis import strategies as st
 
 from exporter.config import FollowSettings
 from exporter.core.model import SECOND
-from exporter.training.logs import watcher
+from exporter.job_files import BEHIND_BYTES, LINE_BYTES, FileRefusedError, FileTail, open_job_file
 from exporter.training.logs.watcher import (
-    BEHIND_BYTES,
     COUNTS,
     FILE_BYTES,
     FRESH_BYTES,
-    LINE_BYTES,
     MOST_FILES,
     POLL_BYTES,
-    FileTail,
     LogWatcher,
 )
 from exporter.training.message import LoggedMessage
@@ -342,18 +339,14 @@ def test_what_is_no_file_is_not_opened(node: Make, kind: str) -> None:
     assert a.counts() == {"log_not_a_file": 1}  # counted once
 
 
-def place(path: Path, *users: int) -> watcher.LogLocation:
-    return watcher.LogLocation(str(path), "12", WorkloadProcess(ME, "12"), "auto", frozenset(users))
-
-
 def refused(path: Path, *users: int) -> str:
-    with pytest.raises(watcher.LogRefusedError) as caught:
-        os.close(watcher.open_log(place(path, *users)))
-    return f"{caught.value.count} {caught.value}"
+    with pytest.raises(FileRefusedError) as caught:
+        os.close(open_job_file(str(path), frozenset(users)))
+    return f"log_{caught.value.kind} {caught.value}"
 
 
 def accepted(path: Path, *users: int) -> bool:
-    os.close(watcher.open_log(place(path, *users)))
+    os.close(open_job_file(str(path), frozenset(users)))
     return True
 
 

@@ -8,12 +8,13 @@ the time a kernel is resident, which share of the SMs has warps, how busy the te
 pipes are, what crosses NVLink and PCIe, how much power it takes, and *why the rest of the time is lost*. Whoever wrote
 the workload chose that reason from what the program does there, never from the counters.
 
-**The truth** of a GPU is the sum over its pieces. Tensor activity is useful, times the clock over the one for which the
-peak is defined. What a lower clock takes is throttled; what a higher one adds comes out of the slack, for useful time
-is the share of the peak. The slack of a kernel goes to the kernel's own nature: SMs without a warp are low parallelism; the rest is memory bound if DRAM limits that kernel, and other compute if not. A
-kernel that only moves data to peers or polls for them is exposed communication throughout. Time without a kernel goes
-to the reason of the wait. A job that is hung, or pretends to work, loses all its time, whatever its kernels do. So the
-seconds of all causes add up to the time paid.
+**The truth** of a GPU is the sum over its pieces. Tensor activity is useful, times the clock over the one for which
+the peak is defined. What a lower clock takes is throttled; what a higher one adds comes out of the slack, for useful
+time is the share of the peak. The slack of a kernel goes to the kernel's own nature: SMs without a warp are low
+parallelism; the rest is memory bound if DRAM limits that kernel, and other compute if not. A kernel that only moves
+data to peers or polls for them is exposed communication throughout. Time without a kernel goes to the reason of the
+wait. A job that is hung, or pretends to work, loses all its time, whatever its kernels do. So the seconds of all
+causes add up to the time paid.
 
 **The telemetry** is the exact mean of the same pieces over reading windows, with the habits of the real counters (see
 `sampler`). It contains nothing that a real agent could not see.

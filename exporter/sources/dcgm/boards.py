@@ -9,8 +9,9 @@ from msgspec.structs import replace
 
 from exporter.core.model import NEVER, PPM, Device, Fault, Spec
 from exporter.sources.base import NO_ACTIVITY, NVLINK_SIGNALS, instance_device, mig_weights
+from exporter.sources.cycles import CycleCounters
 from exporter.sources.dcgm.client import DcgmClient, DcgmRefusal, DcgmSample, EntityId, GpuInstance
-from exporter.sources.dcgm.intervals import CycleCounters, MeasuredInterval, SampleSeries
+from exporter.sources.dcgm.intervals import MeasuredInterval, SampleSeries
 from exporter.sources.dcgm_fields import (
     CYCLES,
     GAUGES,
@@ -34,7 +35,7 @@ class DcgmUnit:
     def __init__(self, device: Device, entity: EntityId) -> None:
         self.device, self.entity = device, entity
         self.series: SampleSeries | None = None
-        self.cycles: CycleCounters | None = None
+        self.cycles: CycleCounters[int] | None = None
         self.latest: dict[int, DcgmSample] = {}
         self.newest = 0
         """Newest time stamp of the latest values, microseconds."""
@@ -255,13 +256,16 @@ def _static_text(client: DcgmClient, entity: EntityId, field: Field) -> str:
     return ""
 
 
-UNPARTITIONED = {**dict.fromkeys(field.name for field in RATES), "gpu_utilization": None, **NO_ACTIVITY}
+_UTILIZATIONS = ("gpu_utilization", "encoder_utilization", "decoder_utilization")
+UNPARTITIONED = {**dict.fromkeys((*(field.name for field in RATES), *_UTILIZATIONS)), **NO_ACTIVITY}
 """Fields of a board's unpartitioned part: no activity, and no rates, which belong to its instances."""
 KEEP_SECONDS = 90.0
 """How long the engine keeps values: longer than its longest blocking call (60 s)."""
 HEALTH_PERIOD_US = 10_000_000
 _PRIORITY = ("tensor_active", "gr_engine_active", "sm_active", "dram_active")
 """Fields to watch first if not all counters can be read at once."""
+_OPTIONAL = frozenset({"int_active", "c2c_tx_bytes_per_second", "c2c_rx_bytes_per_second"})
+"""Fields that are watched only if the engine lists them for the board: one that it cannot read makes it refuse all."""
 REFUSAL_REASONS = {
     "profiling_not_supported": "this board has no profiling counters that DCGM can read",
     "module_not_loaded": "DCGM's profiling module is not loaded: see `dcgmi modules -l`; on DCGM 4 install the package"
@@ -419,7 +423,7 @@ def _one_pass(fields: SupportedFields, groups: list[tuple[int, int, list[int]]])
     priorities = {name: place for place, name in enumerate(_PRIORITY)}
     ordered = sorted(wanted, key=lambda number: priorities.get(wanted[number].name, len(_PRIORITY)))
     if not groups:
-        return [number for number in wanted if number not in fields.cycles]
+        return [number for number in wanted if number not in fields.cycles and wanted[number].name not in _OPTIONAL]
     chosen_groups: dict[int, int] = {}
     for number in ordered:
         groups_with_field = [(major, minor) for major, minor, members in groups if number in members]
@@ -430,7 +434,7 @@ def _one_pass(fields: SupportedFields, groups: list[tuple[int, int, list[int]]])
     return [number for number in wanted if number in readable]
 
 
-def _cycle_counters(fields: SupportedFields, ratios: Sequence[int]) -> CycleCounters | None:
+def _cycle_counters(fields: SupportedFields, ratios: Sequence[int]) -> CycleCounters[int] | None:
     by_name = {fields.ratios[number].name: number for number in ratios if number in fields.ratios}
     counters = {fields.cycles[number].name: number for number in ratios if number in fields.cycles}
     elapsed = counters.pop("elapsed", None)

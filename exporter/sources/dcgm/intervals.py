@@ -18,10 +18,6 @@ _SAME_CYCLE = 10
 """Fields whose periods differ by less than a tenth are sampled in one cycle, even if their stamps differ."""
 _SLIVER = 100
 """Stamps of one cycle differ by microseconds: values that overlap by less than a hundredth are of different cycles."""
-_TRUSTED_AFTER = 10
-"""Number of intervals over which cycle counters are compared with the ratios before they are used."""
-_AGREEMENT = 0.03
-"""Largest mean difference from the ratio at which a cycle counter is used."""
 
 
 class MeasuredInterval(NamedTuple):
@@ -153,40 +149,3 @@ def _value_near(values: Sequence[StampedValue], start: int, end: int) -> float |
     if near is None or abs(near.end - end) * _QUARTER > end - start or not isinstance(near.value, (int, float)):
         return None
     return float(near.value)
-
-
-class CycleCounters:
-    """Computes ratios from cumulative cycle counters, once these have proved to agree with DCGM's ratios.
-
-    A difference of counters is exact over its interval, while a ratio may describe a longer time (DCGM's baseline is
-    the newest sample at least one period old). What a counter counts depends on the driver: a counter whose mean
-    differs by more than 3 percentage points from the ratio over ten intervals is not used.
-    """
-
-    def __init__(self, elapsed: int, pairs: dict[int, int]) -> None:
-        self._elapsed, self._pairs = elapsed, pairs
-        """Field id of a counter -> field id of the ratio that it replaces."""
-        self._before: dict[int, float] = {}
-        self._compared = dict.fromkeys(pairs, 0)
-        self._deviation = dict.fromkeys(pairs, 0.0)
-
-    def reset(self) -> None:
-        """Drop the counters' last values."""
-        self._before = {}
-
-    def correct(self, values: dict[int, float]) -> None:
-        """Replace the ratios in one interval's `values` by those of counters that are trusted."""
-        before, self._before = self._before, dict(values)
-        elapsed = values.get(self._elapsed, 0.0) - before.get(self._elapsed, 0.0)
-        if self._elapsed not in before or elapsed <= 0:
-            return
-        for counter, ratio in self._pairs.items():
-            if counter in values and counter in before and ratio in values:
-                self._compare(counter, ratio, (values[counter] - before[counter]) / elapsed, values)
-
-    def _compare(self, counter: int, ratio: int, exact: float, values: dict[int, float]) -> None:
-        self._compared[counter] += 1
-        self._deviation[counter] += exact - values[ratio]
-        agree = abs(self._deviation[counter]) <= _AGREEMENT * self._compared[counter]
-        if self._compared[counter] > _TRUSTED_AFTER and agree and 0.0 <= exact <= 1.0:
-            values[ratio] = exact

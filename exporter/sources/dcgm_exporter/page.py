@@ -71,7 +71,8 @@ SERIES = {
 """Metric name -> figure, factor to base units, row of the table."""
 OF_AN_INSTANCE = {each.name for each in RATIOS} | {*INSTANCE, "hmma", "imma", "dfma", "free", "reserved"}
 """Figures measured per MIG instance (DCGM's fields of level GPU_I: the user guide on MIG)."""
-OF_A_BOARD = {each.name for each in _FIELDS} - OF_AN_INSTANCE - {"gpu_utilization", *(each.name for each in LINK_RATES)}
+_OF_NEITHER = {"gpu_utilization", "encoder_utilization", "decoder_utilization", *(each.name for each in LINK_RATES)}
+OF_A_BOARD = {each.name for each in _FIELDS} - OF_AN_INSTANCE - _OF_NEITHER
 """Figures of a board in MIG mode, which DCGM repeats for each instance. The remaining figures are used for neither: it
 is not known which instance transferred the bytes."""
 

@@ -1,21 +1,18 @@
 """Calls NVML for one board or MIG instance: the probes, their units, and the meaning of NVML's error codes.
 
-Keeps the baselines of counters, GPM samples (Hopper and later) and per-process samples. A call that a board does not
+Keeps the baselines of counters and per-process samples. A call that a board does not
 support is not made again; faults are collected for the next read. Never imports pynvml. The behaviour of per-process
 samples (see `with_sm_active`) is that of nvml.h 13 and NVIDIA's open kernel modules.
 """
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
-from ctypes import addressof, memmove, sizeof, string_at
 from functools import partial
-from math import isfinite, nan
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from msgspec.structs import replace
 
-from exporter.core.model import MS, NEVER, Device, Fault, Process, Spec
+from exporter.core.model import NEVER, Device, Fault, Process, Spec
 from exporter.sources.base import NO_ACTIVITY, NVLINK_SIGNALS, SourceError
 
 Samples = Callable[[Any, int], list[Any]]
@@ -290,86 +287,17 @@ def driver_gone(error: Any, action: str) -> SourceError:
     )
 
 
-GPM_INTERVAL = 100 * MS
-"""GPM's counters are updated every 100 ms, so samples must not be closer (NVML doc, nvmlGpmMetricsGet)."""
-_MIB = 1024.0 * 1024.0
-GPM_COMPUTE = (
-    # Field of Reading, NVML's metric (nvmlGpmMetricId_t), scale from percent to ratio.
-    ("gr_engine_active", "NVML_GPM_METRIC_GRAPHICS_UTIL", 0.01),
-    ("sm_active", "NVML_GPM_METRIC_SM_UTIL", 0.01),
-    ("sm_occupancy", "NVML_GPM_METRIC_SM_OCCUPANCY", 0.01),
-    ("tensor_active", "NVML_GPM_METRIC_ANY_TENSOR_UTIL", 0.01),
-    ("dram_active", "NVML_GPM_METRIC_DRAM_BW_UTIL", 0.01),
-    ("fp64_active", "NVML_GPM_METRIC_FP64_UTIL", 0.01),
-    ("fp32_active", "NVML_GPM_METRIC_FP32_UTIL", 0.01),
-    ("fp16_active", "NVML_GPM_METRIC_FP16_UTIL", 0.01),
-)
-"""Metrics of boards and GPU instances; those of an instance are relative to the instance."""
-GPM_LINKS = (
-    # Scale from MiB/s to bytes/s.
-    ("pcie_tx_bytes_per_second", "NVML_GPM_METRIC_PCIE_TX_PER_SEC", _MIB),  # "traffic from this GPU"
-    ("pcie_rx_bytes_per_second", "NVML_GPM_METRIC_PCIE_RX_PER_SEC", _MIB),
-    ("nvlink_tx_bytes_per_second", "NVML_GPM_METRIC_NVLINK_TOTAL_TX_PER_SEC", _MIB),
-    ("nvlink_rx_bytes_per_second", "NVML_GPM_METRIC_NVLINK_TOTAL_RX_PER_SEC", _MIB),
-)
-"""Metrics of boards only."""
+class GpmProbe(Protocol):
+    """Reads the GPM metrics of a board or instance: a `Call` with the fields that it can return."""
 
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Fields of `Reading`."""
+        ...
 
-class GpmReader:
-    """Reads a set of GPM metrics with one request structure, which is reused for all units."""
-
-    def __init__(
-        self, nvml: Any, metrics: tuple[tuple[str, str, float], ...], *, fault: Callable[[NvmlUnit, str, int], None]
-    ) -> None:
-        self._nvml, self._fault = nvml, fault
-        self.fields = tuple(field for field, _, _ in metrics)
-        self._request = request = nvml.c_nvmlGpmMetricsGet_t()
-        request.version = nvml.NVML_GPM_METRICS_GET_VERSION
-        request.numMetrics = len(metrics)
-        self._slots = []
-        for index, (field, metric, scale) in enumerate(metrics):
-            slot = request.metrics[index]
-            slot.metricId, slot.nvmlReturn, slot.value = getattr(nvml, metric), nvml.NVML_ERROR_NO_DATA, nan
-            self._slots.append((field, scale, slot))
-        # The request structure has room for hundreds of metrics: reset only the used part.
-        used = type(request).metrics.offset + len(metrics) * sizeof(nvml.c_nvmlGpmMetric_t)
-        self._blank = string_at(addressof(request), used)
-
-    def __call__(self, unit: NvmlUnit, _seconds: float) -> FieldValues:
-        """Take a sample and return the means since the previous one; empty if there is none."""
-        while len(unit.samples) < 2:  # noqa: PLR2004  a pair
-            unit.samples.append(self._nvml.nvmlGpmSampleAlloc())
-        older, newer = unit.samples
-        primed, unit.primed = unit.primed, False
-        self._sample(unit, newer)
-        unit.samples, unit.primed = [newer, older], True
-        return dict(self._between(unit, older, newer)) if primed else {}
-
-    def _sample(self, unit: NvmlUnit, sample: Any) -> None:
-        if unit.board is None:
-            self._nvml.nvmlGpmSampleGet(unit.handle, sample)
-        else:
-            self._nvml.nvmlGpmMigSampleGet(unit.board.handle, unit.instance_id, sample)
-
-    def _between(self, unit: NvmlUnit, older: Any, newer: Any) -> Iterator[tuple[str, float]]:
-        """Yield the value of each metric, except those that failed or are not finite."""
-        memmove(addressof(self._request), self._blank, len(self._blank))
-        self._request.sample1, self._request.sample2 = older, newer
-        self._nvml.nvmlGpmMetricsGet(self._request)
-        for field, scale, slot in self._slots:
-            code, value = slot.nvmlReturn, slot.value
-            if code:
-                self._fault(unit, field, code)
-            elif isfinite(value) and value >= 0.0:
-                yield field, value * scale
-
-
-def free_samples(nvml: Any, unit: NvmlUnit) -> None:
-    """Free a unit's samples; never raises."""
-    samples, unit.samples, unit.primed = unit.samples, [], False
-    for sample in samples:
-        with suppress(nvml.NVMLError):
-            nvml.nvmlGpmSampleFree(sample)
+    def __call__(self, unit: NvmlUnit, seconds: float, /) -> FieldValues:
+        """Return the means since the last call."""
+        ...
 
 
 Probes = dict[str, Probe]
@@ -383,13 +311,18 @@ _SAMPLE_TYPES = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
 """Members of nvmlValue_t in the order of nvmlValueType_t."""
 
 
-def board_probes(nvml: Any, gpm: GpmReader | None) -> Probes:
+def board_probes(nvml: Any, gpm: GpmProbe | None) -> Probes:
     """Return the probes of a board, in order; `gpm` is None if the board does not support GPM."""
     rates = _field_probe("gpu_utilization", lambda h: nvml.nvmlDeviceGetUtilizationRates(h).gpu / 100)
     # The second call is for drivers before 510.
     running = (nvml.nvmlDeviceGetComputeRunningProcesses, nvml.nvmlDeviceGetComputeRunningProcesses_v2)
+    video = {
+        "encoder": _field_probe("encoder_utilization", lambda h: nvml.nvmlDeviceGetEncoderUtilization(h)[0] / 100),
+        "decoder": _field_probe("decoder_utilization", lambda h: nvml.nvmlDeviceGetDecoderUtilization(h)[0] / 100),
+    }
     probes = {
         **unpartitioned_probes(nvml),
+        **video,
         "memory": _memory_probe(nvml),
         "processes": Probe(("processes",), tuple(_process_call(call) for call in running)),
         "sm_active of processes": Probe((), tuple(partial(_shared_use, nvml, call) for call in samples_of(nvml))),
@@ -419,7 +352,7 @@ def unpartitioned_probes(nvml: Any) -> Probes:
     }
 
 
-def instance_probes(nvml: Any, gpm: GpmReader | None) -> Probes:
+def instance_probes(nvml: Any, gpm: GpmProbe | None) -> Probes:
     """Return the probes of a GPU instance; without GPM, NVML does not measure its activity."""
     listing = Probe(("processes",), (lambda unit, _: {"processes": _instance_processes(nvml, unit.handles)},))
     probes = {"memory": _memory_probe(nvml), "processes": listing}

@@ -17,13 +17,13 @@ from exporter.sources.base import NVLINK_SIGNALS, SourceError, instance_device, 
 from exporter.sources.nvml import calls
 from exporter.sources.nvml.calls import (
     MIG,
-    GpmReader,
+    GpmProbe,
     NvmlBoard,
     NvmlCalls,
     NvmlUnit,
     driver_gone,
-    free_samples,
 )
+from exporter.sources.nvml.gpm import free_samples
 from exporter.specs import find_spec, mig_instance_spec, unknown_model
 
 _CORES = {(8, 0): 64, (9, 0): 128, (10, 0): 128, (10, 3): 128, (12, 0): 128}
@@ -77,7 +77,7 @@ class MigInstance(NamedTuple):
 class MigTracker:
     """Updates the units of boards from their MIG mode and layout."""
 
-    def __init__(self, calls: NvmlCalls, gpms: tuple[GpmReader, GpmReader], overrides: Mapping[str, Spec]) -> None:
+    def __init__(self, calls: NvmlCalls, gpms: tuple[GpmProbe, GpmProbe], overrides: Mapping[str, Spec]) -> None:
         self._calls, self._nvml, self._overrides = calls, calls.nvml, overrides
         self._whole_gpm, self._gpm = gpms
         self._capacities: dict[str, MigCapacity] = {}
@@ -290,7 +290,7 @@ def _instance_spec(board: NvmlBoard, capacity: MigCapacity, multiprocessors: int
 class NvmlInventory:
     """Adds boards and marks lost ones; `boards` is by UUID, in the order in which they were listed."""
 
-    def __init__(self, calls: NvmlCalls, gpm: GpmReader, overrides: Mapping[str, Spec]) -> None:
+    def __init__(self, calls: NvmlCalls, gpm: GpmProbe, overrides: Mapping[str, Spec]) -> None:
         self._calls, self._nvml, self._gpm, self._overrides = calls, calls.nvml, gpm, overrides
         self.boards: dict[str, NvmlBoard] = {}
         self._count = -1

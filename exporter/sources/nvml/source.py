@@ -15,22 +15,25 @@ from msgspec import Struct
 from exporter.core.model import MS, PPM, SECOND, Process, Reading, Spec
 from exporter.sources.base import ReadResult, SourceError
 from exporter.sources.nvml.calls import (
-    GPM_COMPUTE,
-    GPM_INTERVAL,
-    GPM_LINKS,
     MIG,
     UNPARTITIONED,
     FieldValues,
-    GpmReader,
     NvmlBoard,
     NvmlCalls,
     NvmlUnit,
     SampleCursor,
     Samples,
     compute_processes,
-    free_samples,
     samples_of,
     with_sm_active,
+)
+from exporter.sources.nvml.gpm import (
+    GPM_COMPUTE,
+    GPM_INTERVAL,
+    GPM_LINKS,
+    LINK_TOTALS,
+    GpmReader,
+    free_samples,
 )
 from exporter.sources.nvml.health import HealthReader
 from exporter.sources.nvml.inventory import MigTracker, NvmlInventory, require_visible
@@ -48,7 +51,7 @@ class NvmlSource:
     def __init__(self, nvml: Any, *, overrides: Mapping[str, Spec] | None = None) -> None:
         self._nvml, specs = nvml, overrides or {}
         self._calls = calls = NvmlCalls(nvml)
-        whole = GpmReader(nvml, GPM_COMPUTE + GPM_LINKS, fault=calls.metric_fault)
+        whole = GpmReader(nvml, GPM_COMPUTE + GPM_LINKS, fault=calls.metric_fault, links=LINK_TOTALS)
         self._mig = MigTracker(calls, (whole, GpmReader(nvml, GPM_COMPUTE, fault=calls.metric_fault)), specs)
         self._inventory = NvmlInventory(calls, whole, specs)
         self._health = HealthReader(calls)

@@ -2,13 +2,12 @@
 
 Has a thread of its own, because a file system may hang, and a limit of bytes per poll. An existing log counts from its
 end on, with its first and last lines read for constants; a new one counts from its start. Opens only regular files that
-the job writes or its user owns, because the daemon may be root: see `find_logs` and `open_log`.
+the job writes or its user owns, because the daemon may be root: see `find_logs` and `exporter.job_files`.
 """
 
 import glob
 import logging
 import os
-import re
 import stat
 import threading
 from collections import Counter, deque
@@ -22,25 +21,16 @@ from msgspec import Struct
 from exporter.clock import Clock
 from exporter.config import Config, FollowSettings
 from exporter.core.model import SECOND
+from exporter.job_files import FileRefusedError, FileTail, is_open_for_writing, open_job_file
 from exporter.procfs import parent_pid, read_bytes
 from exporter.training.logs.formats import LineReader, LogEvent, parse_line
 from exporter.training.logs.tracker import LineTime, LogTracker, TimedMessage, date_messages
 from exporter.training.message import LoggedMessage, Message, ReportRefusedError, decode_message
 from exporter.workloads import WorkloadProcess
 
-# Finding the logs of jobs on this node, and which of them are safe to open.
-#
-# Only regular files are opened, and by path only those of the job's user: the daemon may be root, and a user who can
-# write to a directory could direct it to any file.
-#
-# - The standard output of a process is opened through /proc/PID/fd/1 (proc(5)), in any mount namespace, and only if the
-#   process has it open for writing. If it is a pipe or a terminal, that of the nearest ancestor in the same cgroup and
-#   of the same user is used: torchrun, srun's shell, a job script.
-# - A file found by path must be owned by a user (not root) who runs the job and so could read the file without the
-#   daemon; or by root or the daemon's user, as container runtimes write them, if no other user can have created it: no
-#   symbolic link in the path, no second hard link, each directory owned and writable by them alone (or sticky).
-# - A file is first opened with O_PATH (open(2)) and checked, and only then for reading, so that opening a device or a
-#   pipe has no side effects.
+# Finding the logs of jobs on this node: the standard output of a process, or, if that is a pipe or a terminal, that of
+# the nearest ancestor in the same cgroup and of the same user (torchrun, srun's shell, a job script); and files by
+# path. `job_files` has the rules of which are safe to open.
 
 
 MOST_MATCHES = 64
@@ -48,15 +38,6 @@ MOST_MATCHES = 64
 _JOB_PLACEHOLDER = "{job_id}"
 _MOST_ANCESTORS = 16
 _TEXT_BYTES = 64 * 1024
-_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
-
-
-class LogRefusedError(Exception):
-    """The file is not followed; `count` is the name of the count in COUNTS."""
-
-    def __init__(self, count: str, reason: str) -> None:
-        super().__init__(reason)
-        self.count = count
 
 
 class LogLocation(Struct, frozen=True):
@@ -83,20 +64,6 @@ def find_logs(
             yield from _path_logs(row, selected, Path(proc))
 
 
-def open_log(location: LogLocation) -> int:
-    """Open a log for reading; returns the file descriptor. Raises LogRefusedError and OSError."""
-    handle = os.open(location.path, os.O_PATH | os.O_CLOEXEC)
-    try:
-        found = os.fstat(handle)
-        if not stat.S_ISREG(found.st_mode):
-            raise LogRefusedError("log_not_a_file", f"{location.path} is no regular file")
-        if location.allowed_owners is not None:
-            _check_owner(location.path, found, location.allowed_owners)
-        return os.open(f"/proc/self/fd/{handle}", os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-    finally:
-        os.close(handle)
-
-
 def _rank_order(process: WorkloadProcess) -> tuple[int, int]:
     """Sort key: rank 0 first, processes without a rank last."""
     return (int(process.rank) if process.rank.isdecimal() else 1 << 62, process.pid)
@@ -115,8 +82,7 @@ def _stdout_path(folder: Path) -> str | None:
     """Path of the process's standard output if that is a regular file open for writing."""
     path = f"{folder}/fd/1"
     try:
-        writes = os.lstat(path).st_mode & stat.S_IWUSR  # the link's mode is the mode of the open file: proc(5)
-        return path if writes and stat.S_ISREG(Path(path).stat().st_mode) else None
+        return path if is_open_for_writing(path) and stat.S_ISREG(Path(path).stat().st_mode) else None
     except PermissionError:
         return path  # opening it fails and is logged
     except OSError:
@@ -171,121 +137,6 @@ def _owner(folder: Path) -> int | None:
         return folder.stat().st_uid
     except OSError:
         return None
-
-
-def _check_owner(path: str, found: os.stat_result, users: frozenset[int]) -> None:
-    if found.st_uid != 0 and found.st_uid in users:
-        return
-    ours = {0, os.geteuid()}
-    if found.st_uid not in ours:
-        raise LogRefusedError("log_owner", f"{path} belongs to user {found.st_uid}, who does not run the job")
-    if found.st_nlink > 1 or not _is_protected(path, found, ours):
-        raise LogRefusedError(
-            "log_owner",
-            f"{path} belongs to this daemon's user or root, and others could have put it there: each"
-            " folder above it must be writable by them alone, no link may lead to it, and it may have no second name",
-        )
-
-
-def _is_protected(path: str, found: os.stat_result, ours: set[int]) -> bool:
-    """Whether only the users in `ours` could have placed the file at `path`."""
-    entry = os.lstat(path)
-    if (entry.st_dev, entry.st_ino) != (found.st_dev, found.st_ino):
-        return False
-    folders = [os.lstat(folder) for folder in Path(path).absolute().parents]
-    return all(
-        stat.S_ISDIR(folder.st_mode)
-        and folder.st_uid in ours
-        and (not folder.st_mode & _OTHERS_WRITE or folder.st_mode & stat.S_ISVTX)
-        for folder in folders
-    )
-
-
-# Reading the lines appended to a file, which may grow, be truncated, be rewritten or end in an incomplete line.
-
-
-LINE_BYTES = 16 * 1024
-"""Maximum length of a line; longer ones are skipped."""
-BEHIND_BYTES = 16 * 1024 * 1024
-"""Maximum backlog of unread bytes; above it, reading continues near the end of the file."""
-_RESTART_BYTES = 64 * 1024
-"""Bytes before the end from which reading continues then."""
-_HEAD_BYTES = 64
-_LINE_ENDS = re.compile(rb"[\r\n]+")
-"""A progress bar ends its lines with a carriage return."""
-
-
-class TailChunk(Struct, frozen=True):
-    """The lines appended to a file since the last read."""
-
-    lines: tuple[bytes, ...] = ()
-    size: int = 0
-    """Bytes read."""
-    rewritten: bool = False
-    """The file was truncated or rewritten before these lines."""
-    gap: bool = False
-    """Lines before these were skipped."""
-
-
-class FileTail:
-    """An open file that is read as it grows; closes it."""
-
-    def __init__(self, handle: int, counts: Counter[str], *, offset: int) -> None:
-        """Follow `handle` from `offset` on; counts log_truncated, log_skipped, log_too_long. Raises OSError."""
-        self._handle, self._counts, self._offset = handle, counts, offset
-        self._part, self._in_long_line = b"", False
-        self._head = os.pread(handle, _HEAD_BYTES, 0)
-
-    def read(self, most: int) -> TailChunk:
-        """Read what was appended, at most `most` bytes; raises OSError."""
-        size = os.fstat(self._handle).st_size
-        rewritten = self._was_rewritten(size)
-        if rewritten:
-            self._counts["log_truncated"] += 1
-            self._seek(0)
-        gap = size - self._offset > BEHIND_BYTES
-        if gap:
-            self._counts["log_skipped"] += 1
-            self._seek(size - _RESTART_BYTES)
-            self._in_long_line = True  # skip the end of an incomplete line
-        chunk = os.pread(self._handle, most, self._offset)
-        self._offset += len(chunk)
-        return TailChunk(self._split(chunk.replace(b"\0", b"")), len(chunk), rewritten, gap)
-
-    def modified_at(self) -> int:
-        """Time of the last write in Unix nanoseconds; 0 if unknown."""
-        try:
-            return os.fstat(self._handle).st_mtime_ns
-        except OSError:
-            return 0
-
-    def close(self) -> None:
-        """Close the file."""
-        os.close(self._handle)
-
-    def _was_rewritten(self, size: int) -> bool:
-        """Whether the file is shorter than what was read, or its first bytes have changed."""
-        if size < self._offset:
-            self._head = os.pread(self._handle, _HEAD_BYTES, 0)
-            return True
-        head = os.pread(self._handle, _HEAD_BYTES, 0) if size > self._offset else self._head
-        known, self._head = self._head, head
-        return not head.startswith(known)
-
-    def _seek(self, offset: int) -> None:
-        self._offset, self._part, self._in_long_line = offset, b"", False
-
-    def _split(self, chunk: bytes) -> tuple[bytes, ...]:
-        *lines, part = _LINE_ENDS.split(self._part + chunk)
-        if self._in_long_line and lines:
-            lines, self._in_long_line = lines[1:], False
-        whole = tuple(line for line in lines if line and len(line) <= LINE_BYTES)
-        self._counts["log_too_long"] += sum(len(line) > LINE_BYTES for line in lines)
-        if len(part) > LINE_BYTES and not self._in_long_line:
-            self._counts["log_too_long"] += 1
-            self._in_long_line = True
-        self._part = b"" if self._in_long_line else part
-        return whole
 
 
 # Polling all followed logs.
@@ -411,14 +262,14 @@ class LogWatcher:
             self._refuse("log_too_many", f"files: {MOST_FILES} are followed at a time, {location.path} is not")
             return
         try:
-            handle = open_log(location)
+            handle = open_job_file(location.path, location.allowed_owners)
             try:
                 self._start_reading(key, location, handle, now, new=new)
             finally:
                 if key not in self._files:
                     os.close(handle)
-        except LogRefusedError as err:
-            self._refuse(err.count, str(err))
+        except FileRefusedError as err:
+            self._refuse(f"log_{err.kind}", str(err))
         except OSError as err:
             self._refuse("log_unreadable", f"{location.path}: {err.strerror}")
 

@@ -1,0 +1,50 @@
+"""Applies findings about hangs: whether a job's collectives move, and which rank the others wait for.
+
+Such evidence is the job's own, not the counters': it acquits a GPU that spins, or confirms a hang before its time, also
+on boards whose counters can only raise a suspicion.
+"""
+
+from collections.abc import Iterable
+
+from exporter.core.ledger import Gpu, Job, Ledger
+from exporter.core.model import HangFinding
+
+
+def apply_finding(ledger: Ledger, finding: HangFinding) -> None:
+    """Apply a finding to the GPUs that its job alone holds. One about a job that is not known (any more) is dropped."""
+    job = ledger.jobs.get(finding.job_id)
+    if job is None:
+        return
+    job.finding = finding
+    for gpu in ledger.gpus.values():
+        if gpu.listed and len(gpu.holders) == 1 and gpu.held_by(finding.job_id):
+            if finding.moving:
+                gpu.timers.clear_spin(finding.at)
+            elif finding.stuck:
+                gpu.timers.confirm_spin()
+
+
+def current_finding(job: Job, holding: Iterable[Gpu]) -> HangFinding | None:
+    """The job's latest finding while the spin that it is about lasts; None if it names no rank and no process."""
+    finding = job.finding
+    if finding is None or finding.moving or not (finding.rank or finding.pid):
+        return None
+    spins = any(gpu.timers.spin_since is not None and gpu.timers.spin_since <= finding.at for gpu in holding)
+    return finding if spins else None
+
+
+def describe_culprit(finding: HangFinding) -> str:
+    """Name the rank that the others wait for, in part of a sentence: "rank 3 (host n1, pid 77, GPU 1), ..."."""
+    place = [
+        f"{name} {value}"
+        for name, value in (("host", finding.host), ("pid", finding.pid or ""), ("GPU", finding.gpu))
+        if value != ""
+    ]
+    text = f"rank {finding.rank or 'unknown'}"
+    if place:
+        text += f" ({', '.join(place)})"
+    if finding.collective:
+        text += f", in {finding.collective}"
+    if finding.sequence is not None:
+        text += f" number {finding.sequence}"
+    return f"{text}; top of its stack: {finding.stack}" if finding.stack else text

@@ -1,0 +1,180 @@
+"""Compares two answers of RAS: whether a job's collectives move, and if not, which rank the others wait for.
+
+Counts are collectives that a rank has launched, by communicator and function; ranks of one communicator launch the
+same ones in the same order. So while nothing moves, ranks with the highest count of a function wait in it for those
+with a lower one. Whoever waits in one communicator may be waited for in another (a tensor-parallel group whose data-
+parallel peers wait): the culprit is a rank that is waited for and waits nowhere itself.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+from msgspec import Struct
+
+from exporter.nccl.ras import Communicator, MissingRank, Process, RasAnswer, RasRank
+
+
+class Culprit(Struct, frozen=True):
+    """The rank that the others wait for."""
+
+    process: Process
+    missing: bool
+    """RAS cannot reach it, or considers it dead."""
+    rank: str = ""
+    """Its rank in the communicator of all processes, in digits; empty if there is none."""
+    nvml_device: int = -1
+    collective: str = ""
+    """Function in which the others wait; empty: unknown."""
+    sequence: int | None = None
+    """Number of that collective in its communicator and function, from 1 on."""
+
+
+class Comparison(Struct, frozen=True):
+    """What two answers, some seconds apart, show about the application of some processes."""
+
+    related: bool
+    """Both answers have a communicator of these processes; otherwise nothing is known."""
+    moving: bool = False
+    culprit: Culprit | None = None
+    """None although nothing moves: no count differs and no rank is missing, so who waits for whom is unknown."""
+
+
+class _Wait(NamedTuple):
+    """Ranks of one communicator that wait in a function for others."""
+
+    collective: str
+    sequence: int
+    ahead: list[RasRank]
+    behind: list[RasRank]
+
+
+def compare(
+    first: RasAnswer, second: RasAnswer, *, processes: Collection[Process], spinning: Collection[Process] = ()
+) -> Comparison:
+    """Compare two answers of the application to which `processes` belong; other applications' counts do not matter.
+
+    `spinning`: processes whose GPU is known to spin, so that they wait themselves.
+    """
+    before = {each.key: each for each in connected(first, processes)}
+    after = connected(second, processes)
+    known = [(before[each.key], each) for each in after if each.key in before]
+    if not known:
+        return Comparison(related=False)
+    if _created(after, before) or any(_moved(old, new) for old, new in known):
+        return Comparison(related=True, moving=True)
+    return Comparison(related=True, culprit=_lost_rank(known, after) or _lagging_rank(after, spinning))
+
+
+def connected(answer: RasAnswer, processes: Collection[Process]) -> list[Communicator]:
+    """Communicators of `processes`, of all that share one with them, and so on."""
+    by_process: dict[Process, list[int]] = {}
+    for index, each in enumerate(answer.communicators):
+        for process in _members(each):
+            by_process.setdefault(process, []).append(index)
+    found: set[int] = set()
+    seen, queue = set(processes), list(processes)
+    while queue:
+        for index in by_process.pop(queue.pop(), ()):
+            if index not in found:
+                found.add(index)
+                joined = [process for process in _members(answer.communicators[index]) if process not in seen]
+                seen.update(joined)
+                queue += joined
+    return [answer.communicators[index] for index in sorted(found)]
+
+
+def _members(communicator: Communicator) -> Iterator[Process]:
+    # RAS has -1 for a process that it does not know.
+    yield from (rank.process for rank in communicator.ranks if rank.pid > 0)
+    yield from (rank.process for rank in communicator.missing_ranks if rank.pid > 0)
+
+
+def _created(after: Iterable[Communicator], before: Mapping[tuple[str, str], Communicator]) -> bool:
+    """Whether ranks that had answered before have made a communicator since."""
+    answered = {rank.process for each in before.values() for rank in each.ranks}
+    return any(each.key not in before and any(rank.process in answered for rank in each.ranks) for each in after)
+
+
+def _moved(old: Communicator, new: Communicator) -> bool:
+    before = {rank.rank: rank.collective_counts for rank in old.ranks}
+    return any(rank.rank in before and rank.collective_counts != before[rank.rank] for rank in new.ranks)
+
+
+def _lost_rank(known: Iterable[tuple[Communicator, Communicator]], communicators: list[Communicator]) -> Culprit | None:
+    """The lowest rank that was unreachable both times."""
+    lost: list[tuple[Communicator, MissingRank]] = []
+    for old, new in known:
+        before = {each.rank for each in old.missing_ranks if each.lost}
+        lost += [(new, each) for each in new.missing_ranks if each.lost and each.rank in before and new.ranks]
+    if not lost:
+        return None
+    communicator, rank = min(lost, key=lambda found: (-found[0].size, found[1].rank))
+    waited = _last_collective(communicator)
+    return _culprit(rank, communicators, missing=True, collective=waited[0], sequence=waited[1])
+
+
+def _last_collective(communicator: Communicator) -> tuple[str, int | None]:
+    """The function in which the ranks wait, with its number: one in which counts differ, or the only one used."""
+    waits = list(_waits(communicator))
+    if waits:
+        return waits[0].collective, waits[0].sequence
+    used = {name: count for rank in communicator.ranks for name, count in rank.collective_counts.items() if count}
+    return next(iter(used.items())) if len(used) == 1 else ("", None)
+
+
+def _waits(communicator: Communicator) -> Iterator[_Wait]:
+    names = dict.fromkeys(name for rank in communicator.ranks for name in rank.collective_counts)
+    for name in names:
+        counts = [rank.collective_counts.get(name, 0) for rank in communicator.ranks]
+        most = max(counts)
+        if min(counts) != most:
+            pairs = list(zip(communicator.ranks, counts, strict=True))
+            ahead = [rank for rank, count in pairs if count == most]
+            yield _Wait(name, most, ahead, [rank for rank, count in pairs if count != most])
+
+
+def _lagging_rank(communicators: list[Communicator], spinning: Collection[Process]) -> Culprit | None:
+    """The rank that is waited for and waits least itself; None if no count differs."""
+    waits = [wait for each in communicators for wait in _waits(each)]
+    waiting = {rank.process for wait in waits for rank in wait.ahead}
+
+    def innocence(found: tuple[_Wait, RasRank]) -> tuple[bool, bool, int, int, int]:
+        wait, rank = found
+        lag = rank.collective_counts.get(wait.collective, 0) - wait.sequence
+        return rank.process in waiting, rank.process in spinning, len(wait.behind), lag, rank.rank
+
+    candidates = [(wait, rank) for wait in waits for rank in wait.behind]
+    if not candidates:
+        return None
+    wait, rank = min(candidates, key=innocence)
+    own = rank.collective_counts.get(wait.collective, 0)
+    return _culprit(rank, communicators, missing=False, collective=wait.collective, sequence=own + 1)
+
+
+def _culprit(
+    rank: RasRank | MissingRank,
+    communicators: list[Communicator],
+    *,
+    missing: bool,
+    collective: str,
+    sequence: int | None,
+) -> Culprit:
+    return Culprit(
+        rank.process,
+        missing,
+        rank=_global_rank(rank.process, communicators),
+        nvml_device=rank.nvml_dev,
+        collective=collective,
+        sequence=sequence,
+    )
+
+
+def _global_rank(process: Process, communicators: list[Communicator]) -> str:
+    """Its rank in a communicator that has all processes of the application; empty if there is none."""
+    everyone = {member for each in communicators for member in _members(each)}
+    for each in communicators:
+        ranks = {rank.process: rank.rank for rank in each.missing_ranks}
+        ranks |= {rank.process: rank.rank for rank in each.ranks}
+        if each.size >= len(everyone) and process in ranks:
+            return f"{ranks[process]}"
+    return ""

@@ -1,0 +1,163 @@
+"""Findings about hangs: what moves acquits at once, what is proven confirms at once, and the culprit is shown."""
+
+from typing import Any
+
+import pytest
+
+from exporter.core.checkpoint import dump_ledger, load_ledger
+from exporter.core.exposition import render
+from exporter.core.findings import describe_culprit
+from exporter.core.ledger import Ledger
+from exporter.core.model import HangFinding, Owner, State
+from exporter.core.pipeline import advance
+from exporter.core.snapshot import DaemonMetadata, JobView, take_snapshot
+from tests.worlds import SPINNING, WORKING, S, device, first, held, reading, seen
+
+UUIDS = ("GPU-0", "GPU-1")
+ROTTEN = SPINNING | {"dram_active": None}
+"""A spin that a board without profiling fields shows: suspicion, and no more."""
+OTHER = Owner(job_id="42", user="bob")
+
+
+def found(at: float, *, moving: bool = False, stuck: bool = False, **fields: Any) -> HangFinding:
+    return HangFinding("41", round(at * S), moving=moving, stuck=stuck, **fields)
+
+
+NAMED: dict[str, Any] = {
+    "rank": "3", "host": "n1", "pid": 77, "gpu": "1", "collective": "AllReduce", "sequence": 12, "stack": "f (a.py:1)",
+    "source": "nccl_ras",
+}  # fmt: skip
+
+
+def opened(*owners: Owner) -> Ledger:
+    """A job on two GPUs, which `owners` share."""
+    ledger = Ledger()
+    shared = [held(uuid, owner=owner) for uuid in UUIDS for owner in owners]
+    advance(ledger, first([device(uuid) for uuid in UUIDS], [held(uuid) for uuid in UUIDS] + shared))
+    return ledger
+
+
+def spin(
+    ledger: Ledger, start: float, end: float, signals: dict[str, Any] | None = None, finding: HangFinding | None = None
+) -> Ledger:
+    """Both GPUs spin in readings of 5 s; the finding arrives with the first."""
+    now = start
+    while now < end:
+        readings = [reading(now, now + 5, signals or SPINNING, uuid) for uuid in UUIDS]
+        advance(ledger, seen(now + 5, *readings, findings=(finding,) if finding and now == start else ()))
+        now += 5
+    return ledger
+
+
+def job_of(ledger: Ledger) -> JobView:
+    return next(job for job in take_snapshot(ledger, DaemonMetadata()).jobs if job.owner.job_id == "41")
+
+
+def hung_since(ledger: Ledger) -> float | None:
+    gpu = ledger.gpus["GPU-0"]
+    return gpu.since / S if gpu.state is State.HUNG else None
+
+
+def test_a_proven_hang_is_confirmed_within_two_minutes() -> None:
+    ledger = spin(spin(opened(), 0, 60), 60, 65, finding=found(60, stuck=True))
+    assert hung_since(ledger) == 60.0
+    assert dict(job_of(ledger).states) == {State.HUNG: 2}
+    assert take_snapshot(ledger, DaemonMetadata()).detections[0][1:] == (2, 2 * 60 * S)
+
+
+def test_a_proven_hang_ends_as_any_other() -> None:
+    ledger = spin(spin(opened(), 0, 60), 60, 100, finding=found(60, stuck=True))
+    assert hung_since(spin(ledger, 100, 140, WORKING)) is None
+    assert hung_since(spin(ledger, 140, 435)) is None, "the proof was of the earlier spin"
+    assert hung_since(spin(ledger, 435, 450)) == 440.0
+
+
+@pytest.mark.parametrize("finding", [found(60), found(60, **NAMED)])
+def test_a_rank_that_is_waited_for_proves_nothing(finding: HangFinding) -> None:
+    assert hung_since(spin(spin(opened(), 0, 60), 60, 290, finding=finding)) is None
+
+
+def test_a_proof_needs_a_spin_that_lasts() -> None:
+    at_work = spin(spin(opened(), 0, 60, WORKING), 60, 120, WORKING, finding=found(60, stuck=True))
+    assert hung_since(spin(at_work, 120, 400)) is None
+    just_over = spin(spin(opened(), 0, 60), 60, 65, WORKING, finding=found(60, stuck=True))
+    assert hung_since(just_over) is None
+
+
+def test_what_moves_is_acquitted_at_once() -> None:
+    ledger = spin(opened(), 0, 290)
+    assert job_of(ledger).suspected == 2
+    ledger = spin(ledger, 290, 590, finding=found(290, moving=True))
+    assert hung_since(ledger) is None
+    assert job_of(ledger).spin_since == 290 * S
+    assert hung_since(spin(ledger, 590, 600)) == 590.0, "300 s after the last movement"
+
+
+def test_movement_ends_a_hang() -> None:
+    assert hung_since(spin(spin(opened(), 0, 320), 320, 325, finding=found(320, moving=True))) is None
+
+
+def test_boards_that_can_only_be_suspected_are_confirmed_too() -> None:
+    ledger = spin(spin(opened(), 0, 60, ROTTEN), 60, 80, ROTTEN, finding=found(60, stuck=True))
+    assert hung_since(ledger) == 65.0, "from the reading after it"
+    assert hung_since(spin(ledger, 80, 200, ROTTEN)) == 65.0
+    assert hung_since(spin(spin(ledger, 200, 300, WORKING), 300, 900, ROTTEN)) is None
+
+
+def test_another_job_s_spin_on_a_shared_gpu_is_left_alone() -> None:
+    ledger = spin(spin(opened(OTHER), 0, 60), 60, 65, finding=found(60, stuck=True))
+    assert hung_since(ledger) is None
+    ledger = spin(ledger, 65, 305, finding=found(65, moving=True))
+    assert hung_since(ledger) == 300.0
+
+
+def test_a_finding_about_no_known_job_is_dropped() -> None:
+    gone = HangFinding("no", 60 * S, moving=False, stuck=True)
+    assert hung_since(spin(spin(opened(), 0, 60), 60, 65, finding=gone)) is None
+
+
+def test_the_culprit_is_shown_while_the_spin_lasts() -> None:
+    ledger = spin(spin(opened(), 0, 60), 60, 65, finding=found(60, stuck=True, **NAMED))
+    assert job_of(ledger).finding == found(60, stuck=True, **NAMED)
+    shown = render(take_snapshot(ledger, DaemonMetadata())).decode()
+    labels = (
+        'job_id="41",rank="3",host="n1",pid="77",gpu="1",collective="AllReduce",sequence="12",stack="f (a.py:1)",'
+        'source="nccl_ras"'
+    )
+    assert f"\ngpu_efficiency_job_hang_culprit{{{labels}}} 1\n" in shown
+    over = spin(ledger, 65, 105, WORKING)
+    assert job_of(over).finding is None
+    assert "job_hang_culprit" not in render(take_snapshot(over, DaemonMetadata())).decode()
+    assert job_of(spin(over, 105, 400)).finding is None, "another spin"
+
+
+def test_a_culprit_of_whom_little_is_known_has_empty_labels() -> None:
+    ledger = spin(spin(opened(), 0, 60), 60, 65, finding=found(60, rank="3", source="nccl_ras"))
+    labels = 'rank="3",host="",pid="",gpu="",collective="",sequence="",stack="",source="nccl_ras"'
+    assert f'job_hang_culprit{{job_id="41",{labels}}} 0\n' in render(take_snapshot(ledger, DaemonMetadata())).decode()
+
+
+def test_a_finding_that_names_nobody_is_not_shown() -> None:
+    ledger = spin(spin(opened(), 0, 60), 60, 65, finding=found(60, stuck=True, source="nccl_ras"))
+    assert job_of(ledger).finding is None
+
+
+def test_a_restart_keeps_the_finding_and_the_proof() -> None:
+    ledger = spin(spin(opened(), 0, 60, ROTTEN), 60, 65, ROTTEN, finding=found(60, stuck=True, **NAMED))
+    back = Ledger()
+    load_ledger(back, dump_ledger(ledger))
+    assert back.jobs["41"].finding == ledger.jobs["41"].finding
+    assert hung_since(spin(back, 65, 75, ROTTEN)) == 65.0
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        (NAMED, "rank 3 (host n1, pid 77, GPU 1), in AllReduce number 12; top of its stack: f (a.py:1)"),
+        ({"pid": 7}, "rank unknown (pid 7)"),
+        ({"rank": "0", "gpu": "0", "sequence": 0}, "rank 0 (GPU 0) number 0"),
+        ({"rank": "0", "collective": "Reduce"}, "rank 0, in Reduce"),
+    ],
+)
+def test_a_culprit_in_words(fields: dict[str, Any], text: str) -> None:
+    assert describe_culprit(found(60, **fields)) == text

@@ -1,0 +1,133 @@
+"""Tests that the host is read in threads of its own, which may block or fail without delaying the agent."""
+
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from exporter.clock import SystemClock
+from exporter.config import Config
+from exporter.core.model import SECOND, HostUsage
+from exporter.host.listener import SILENCE, HostListener, open_host
+from exporter.host.pressure import MAX_JOBS
+from exporter.workloads import WorkloadProcess, WorkloadUpdate
+from tests.host.test_rdma import IB, port
+
+WAIT = 30.0
+
+
+class Meter:
+    """Measures what a test says; may block or fail."""
+
+    def __init__(self) -> None:
+        self.jobs: Mapping[str, Sequence[int]] = {}
+        self.error: Exception | None = None
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def measure(self, jobs: Mapping[str, Sequence[int]], now: int) -> tuple[HostUsage, ...]:
+        self.gate.wait(WAIT)
+        self.jobs = jobs
+        if self.error is not None:
+            raise self.error
+        return tuple(HostUsage(job, now - 1, now) for job in jobs)
+
+
+@pytest.fixture
+def meter() -> Meter:
+    return Meter()
+
+
+@pytest.fixture
+def listener(meter: Meter, tmp_path: Path) -> Iterator[HostListener]:
+    port(tmp_path, "mlx5_0", **IB)
+    made = HostListener(meter, SystemClock(), sysfs=tmp_path, seconds=0.01)  # type: ignore[arg-type]
+    yield made
+    meter.gate.set()
+    made.close()
+
+
+def poll(listener: HostListener, *processes: WorkloadProcess, now: int | None = None) -> WorkloadUpdate:
+    return listener.poll(SystemClock().now() if now is None else now, processes, lambda _: {})
+
+
+def until(what: Callable[[], bool]) -> None:
+    end = time.monotonic() + WAIT
+    while not what():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+JOB = (WorkloadProcess(11, "7"), WorkloadProcess(12, "7"), WorkloadProcess(21, "8"))
+
+
+def test_usage_and_ports_come_with_a_later_poll_once_each(listener: HostListener, meter: Meter) -> None:
+    found: list[WorkloadUpdate] = []
+
+    def both() -> bool:
+        found.append(poll(listener, *JOB))
+        return any(each.hosts for each in found) and any(each.ports is not None for each in found)
+
+    until(both)
+    assert meter.jobs == {"7": [11, 12], "8": [21]}
+    assert {usage.job_id for each in found for usage in each.hosts} == {"7", "8"}
+    assert all(len({usage.job_id for usage in each.hosts}) == len(each.hosts) for each in found)
+    (ports,) = {tuple(p.name for p in each.ports) for each in found if each.ports is not None}
+    assert ports == ("mlx5_0:1",)
+    assert all(each.faults == () for each in found)
+
+
+def test_a_reader_that_blocks_holds_up_nothing_and_becomes_a_fault(listener: HostListener, meter: Meter) -> None:
+    meter.gate.clear()
+    until(lambda: poll(listener, *JOB).ports is not None)
+    assert poll(listener, *JOB).faults == ()
+    late = SystemClock().now() + SILENCE + 10 * SECOND
+    faults = {fault.message for fault in poll(listener, *JOB, now=late).faults}
+    assert any("reading control groups has not come back for" in message for message in faults)
+    meter.gate.set()
+    until(lambda: bool(poll(listener, *JOB).hosts))
+    assert poll(listener, *JOB).faults == ()
+
+
+def test_a_reader_that_fails_is_a_fault_while_it_fails(listener: HostListener, meter: Meter) -> None:
+    meter.error = ZeroDivisionError("no")
+    until(lambda: bool(poll(listener, *JOB).faults))
+    (fault,) = poll(listener, *JOB).faults
+    assert fault.kind == "host_unread"
+    assert "control groups failed: ZeroDivisionError('no')" in fault.message
+    meter.error = None
+    until(lambda: not poll(listener, *JOB).faults)
+
+
+def test_no_more_jobs_are_kept_than_are_measured(listener: HostListener, meter: Meter) -> None:
+    processes = [WorkloadProcess(number, f"{number}") for number in range(MAX_JOBS + 5)]
+    until(lambda: bool(poll(listener, *processes).hosts))
+    until(lambda: len(meter.jobs) == MAX_JOBS)
+
+
+def test_a_node_without_ports_reports_none_and_one_that_lost_them_says_so_once(meter: Meter, tmp_path: Path) -> None:
+    made = HostListener(meter, SystemClock(), sysfs=tmp_path, seconds=0.01)  # type: ignore[arg-type]
+    try:
+        until(lambda: bool(poll(made, *JOB).hosts))
+        assert poll(made, *JOB).ports is None
+        port(tmp_path, "mlx5_0", **IB)
+        until(lambda: bool(poll(made, *JOB).ports))
+        shutil.rmtree(tmp_path / "class")
+        until(lambda: poll(made, *JOB).ports == ())
+    finally:
+        made.close()
+
+
+def test_closing_before_any_poll_and_twice(tmp_path: Path) -> None:
+    made = HostListener(Meter(), SystemClock(), sysfs=tmp_path)  # type: ignore[arg-type]
+    made.close()
+    made.close()
+
+
+def test_the_hosts_paths_are_those_of_the_configuration() -> None:
+    made = open_host(Config(), SystemClock())
+    assert poll(made).hosts == ()
+    made.close()

@@ -1,0 +1,381 @@
+"""Asking jobs that may hang: real processes and sockets of this machine, a stand-in for RAS, a clock of the test's."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from exporter.config import HangSettings
+from exporter.core.ledger import Ledger
+from exporter.core.model import SECOND, HangFinding, State
+from exporter.core.pipeline import advance
+from exporter.core.snapshot import DaemonMetadata, Snapshot, take_snapshot
+from exporter.nccl.investigator import (
+    GAPS,
+    IDLE_SECONDS,
+    HangInvestigator,
+    LatestSnapshot,
+    local_ranks,
+    printable,
+    suspected_jobs,
+)
+from exporter.nccl.processes import LocalProcess, read_processes
+from exporter.nccl.ras import parse_answer
+from exporter.procfs import innermost_pid
+from exporter.workloads import WorkloadProcess
+from tests.clocks import JumpClock
+from tests.nccl.ras_server import RasServer, communicator, document, missing_rank, rank_of
+from tests.worlds import SPINNING, device, first, held, reading, seen
+
+PROC = Path("/proc")
+ME = os.getpid()
+SLEEPER = "import time; print(flush=True); time.sleep(600)"
+WRITER = (
+    "import sys\nwhile True: open('/dev/null', 'wb').write(b'x' * 100_000); print(flush=True); sys.stdin.readline()"
+)
+
+
+def own_pid(pid: int = ME) -> int:
+    return innermost_pid(PROC / f"{pid}")
+
+
+class Rig:
+    """A node with a job on two GPUs that spin from second 0 on, and an investigator whose steps the test calls."""
+
+    def __init__(self, server: RasServer | None = None, **settings: Any) -> None:
+        self.clock, self.ledger, self.findings = JumpClock(), Ledger(), list[HangFinding]()
+        self.processes: list[WorkloadProcess] = [WorkloadProcess(ME, "41", ("GPU-0",), "0")]
+        ports = (server.port,) if server else ()
+        self.investigator = HangInvestigator(
+            HangSettings(ras_ports=ports, **settings), self.clock, latest=self.snapshot, proc=PROC
+        )
+        advance(self.ledger, first([device("GPU-0", "5"), device("GPU-1", "6")], [held("GPU-0"), held("GPU-1")]))
+        self._now, self.uuids = 0, ("GPU-0", "GPU-1")
+
+    def snapshot(self) -> Snapshot:
+        return take_snapshot(self.ledger, DaemonMetadata(host="n7"))
+
+    def spin(self, seconds: int, *, signals: dict[str, Any] | None = None) -> "Rig":
+        """Let readings of a second pass, each followed by a step of the investigator, as the daemon does."""
+        for _ in range(seconds):
+            self._now += 1
+            self.clock.wait(self._now * SECOND, self.investigator._stop)
+            readings = [reading(self._now - 1, self._now, signals or SPINNING, uuid) for uuid in self.uuids]
+            update = self._poll()
+            self.findings += update.findings
+            advance(self.ledger, seen(self._now, *readings, findings=update.findings))
+            self.investigator._step()
+        return self
+
+    def _poll(self) -> Any:
+        self.investigator._thread = self.investigator._thread or NO_THREAD
+        return self.investigator.poll(self.clock.now(), self.processes, lambda _: {})
+
+    @property
+    def counts(self) -> dict[str, int]:
+        return dict(self._poll().counts)
+
+    def state(self, uuid: str = "GPU-0") -> State:
+        return self.ledger.gpus[uuid].state
+
+
+class _NoThread:
+    """In place of the investigator's own thread: the test calls its steps."""
+
+    def join(self, _seconds: float) -> None:
+        """Nothing runs."""
+
+
+NO_THREAD: Any = _NoThread()
+
+
+def mine(rank: int = 0, *, pid: int = ME, **counts: int) -> dict[str, Any]:
+    return rank_of(rank, "127.0.0.1", own_pid(pid), 0, **counts)
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[[Callable[[], str]], RasServer]]:
+    with ExitStack() as stack:
+
+        def serve(answer: Callable[[], str]) -> RasServer:
+            server = RasServer(answer)
+            stack.callback(server.close)
+            return server
+
+        yield serve
+
+
+@pytest.fixture
+def child() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Start a Python program; returns once it has printed a line."""
+    with ExitStack() as stack:
+
+        def child(program: str, *arguments: str, **environment: str) -> subprocess.Popen[str]:
+            command = [sys.executable, "-S", "-E", "-c", program, *arguments]
+            started = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ | environment
+            )
+            process = stack.enter_context(started)
+            stack.callback(process.kill)
+            assert process.stdout
+            process.stdout.readline()
+            return process
+
+        yield child
+
+
+Serve = Callable[[Callable[[], str]], RasServer]
+Child = Callable[..., subprocess.Popen[str]]
+
+
+def moving() -> Callable[[], str]:
+    """A job whose counts grow."""
+    counter = iter(range(1, 1000))
+    return lambda: document(communicator("a", [mine(AllReduce=next(counter)), rank_of(1, host="10.9.9.9")]))
+
+
+def lost() -> str:
+    return document(communicator("a", [mine(AllReduce=7)], [missing_rank(1, host="10.9.9.9", pid=55)]))
+
+
+def behind(pid: int = 55, host: str = "10.9.9.9") -> str:
+    other = rank_of(1, host=host, pid=pid, device=1, AllReduce=6)
+    return document(communicator("a", [mine(AllReduce=7), other]))
+
+
+def test_a_true_hang_is_confirmed_within_two_minutes(serve: Serve) -> None:
+    """A rank of another node is missing: both GPUs here spin, and count as hung 53 s after it began."""
+    rig = Rig(serve(lost)).spin(60)
+    assert rig.state() is State.HUNG
+    assert rig.findings == [
+        HangFinding("41", 52 * SECOND, moving=False, stuck=True, rank="1", host="10.9.9.9", pid=55, gpu="1",
+                    collective="AllReduce", sequence=7, source="nccl_ras")
+    ]  # fmt: skip
+    assert rig.snapshot().jobs[0].finding == rig.findings[0]
+    assert (rig.counts["ras_answer"], rig.counts["hang_stuck"]) == (2, 1)
+
+
+def test_counts_that_move_acquit_for_as_long_as_they_do(serve: Serve) -> None:
+    rig = Rig(serve(moving())).spin(700)
+    assert rig.state() is State.ACTIVE
+    assert all(finding.moving for finding in rig.findings)
+    assert [finding.at // SECOND for finding in rig.findings[:3]] == [52, 104, 156], "45 s after each, and 7 s later"
+
+
+def test_without_an_answer_a_hang_is_confirmed_as_before(serve: Serve) -> None:
+    rig = Rig(serve(lambda: "not JSON")).spin(299)
+    assert rig.state() is State.ACTIVE
+    assert rig.spin(2).state() is State.HUNG
+    assert rig.findings == []
+    assert rig.counts["ras_malformed"] == len([at for at in (45, 52, 82, 112, 172) if at < 301]) + 1
+
+
+def test_a_job_is_asked_ever_more_seldom(serve: Serve) -> None:
+    server = serve(lambda: document(communicator("a", [mine(AllReduce=7)])))
+    rig = Rig(server).spin(45 + sum(GAPS) + 310)
+    assert len([command for command in server.received if command == "VERBOSE STATUS"]) == len(GAPS) + 2
+    assert rig.counts["hang_unknown"] == len(GAPS) + 1
+    assert {finding.rank for finding in rig.findings} == {""}
+
+
+def test_a_job_that_works_again_is_forgotten(serve: Serve) -> None:
+    server = serve(lost)
+    rig = Rig(server).spin(46)
+    rig.spin(60, signals=SPINNING | {"tensor_active": 0.5, "dram_active": 0.5, "power_watts": 600.0})
+    assert len(server.received) == 4, "once"
+    assert rig.spin(44).investigator._investigations == {}
+
+
+def test_a_rank_that_does_nothing_proves_a_hang(serve: Serve, child: Child) -> None:
+    idle = child(SLEEPER)
+    rig = Rig(serve(lambda: behind(own_pid(idle.pid), "127.0.0.1")))
+    rig.processes.append(WorkloadProcess(idle.pid, "41", ("GPU-1",), "3"))
+    rig.spin(53)
+    (waiting,) = rig.findings
+    assert (waiting.stuck, waiting.rank, waiting.host, waiting.pid, waiting.gpu) == (False, "3", "n7", idle.pid, "6")
+    assert rig.spin(45 + 7 + IDLE_SECONDS + 2 - 53).state() is State.HUNG
+    assert [finding.stuck for finding in rig.findings] == [False, True]
+
+
+def test_a_rank_that_writes_proves_nothing(serve: Serve, child: Child) -> None:
+    """A slow save of rank 1 (100,000 bytes a call), while all others wait for it."""
+    saving = child(WRITER)
+    assert saving.stdin
+    assert saving.stdout
+    rig = Rig(serve(lambda: behind(own_pid(saving.pid), "127.0.0.1")))
+    rig.processes.append(WorkloadProcess(saving.pid, "41", ("GPU-1",), "1"))
+    for _ in range(250):
+        rig.spin(1)
+        saving.stdin.write("\n" * 4)
+        saving.stdin.flush()
+        for _ in range(4):
+            saving.stdout.readline()
+    assert rig.state() is State.ACTIVE
+    assert {(finding.stuck, finding.moving, finding.rank) for finding in rig.findings} == {(False, False, "1")}
+
+
+def test_what_a_rank_of_another_node_does_is_not_known(serve: Serve) -> None:
+    rig = Rig(serve(behind)).spin(290)
+    assert rig.state() is State.ACTIVE
+    assert rig.snapshot().jobs[0].finding == rig.findings[-1]
+    assert (rig.findings[-1].stuck, rig.findings[-1].rank, rig.findings[-1].host) == (False, "1", "10.9.9.9")
+
+
+@pytest.mark.parametrize(("ranks", "at"), [(("0",), 45), (("",), 45), (("8", "9"), 45 + 68), (("64",), 45 + 64)])
+def test_the_node_of_rank_0_asks_first(serve: Serve, ranks: Sequence[str], at: int) -> None:
+    server = serve(lost)
+    rig = Rig(server)
+    rig.processes = [WorkloadProcess(ME, "41", ("GPU-0",), rank) for rank in ranks]
+    assert rig.spin(at - 1).investigator._investigations.keys() <= {"41"}
+    assert server.received == []
+    rig.spin(1)
+    assert server.received
+
+
+def test_only_sockets_of_the_job_s_own_processes_are_asked(serve: Serve, child: Child) -> None:
+    """The server belongs to this process, which is no process of the job, though of the same user."""
+    server = serve(lost)
+    rig = Rig(server)
+    rig.processes = [WorkloadProcess(child(SLEEPER).pid, "41", ("GPU-0",), "0")]
+    rig.spin(60)
+    assert server.received == []
+    assert rig.counts["ras_no_socket"] == 2
+
+
+def test_an_application_of_the_same_user_cannot_answer_on_the_same_port(child: Child) -> None:
+    """Two processes listen on one port (SO_REUSEPORT); connections that reach the other one are given up."""
+    program = (
+        "import socket, sys\n"
+        "server = socket.socket(); server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)\n"
+        "server.bind(('127.0.0.1', int(sys.argv[1]))); server.listen(); print(server.getsockname()[1], flush=True)\n"
+        "while True:\n"
+        "    line = server.accept()[0]; line.recv(100); line.sendall(b'SERVER PROTOCOL 2\\n')\n"
+        "    print(line.recv(100), file=sys.stderr, flush=True)\n"
+    )
+    with socket.socket() as own:
+        own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        own.bind(("127.0.0.1", 0))
+        own.listen()
+        foreign = child(program, f"{own.getsockname()[1]}")
+        rig = Rig()
+        rig.investigator._settings = HangSettings(ras_ports=own.getsockname()[1:], timeout_seconds=0.3)
+        rig.spin(45)
+        assert foreign.poll() is None
+        assert rig.counts.get("ras_answer", 0) == 0
+        assert rig.counts.get("ras_foreign", 0) + rig.counts.get("ras_timeout", 0) >= 1
+
+
+def test_ras_moves_with_the_job_s_own_variable(child: Child) -> None:
+    """The port is read from the environment of the process, which was started with it."""
+    program = (
+        "import os, sys\nsys.path.insert(0, os.environ['ROOT'])\nimport time\n"
+        "from tests.nccl.ras_server import RasServer, communicator, document, missing_rank, rank_of\n"
+        "pid = os.getpid()\n"
+        "ranks = [rank_of(0, pid=pid, AllReduce=7)]\n"
+        "RasServer(lambda: document(communicator('a', ranks, [missing_rank(1)])), port=int(sys.argv[1]))\n"
+        "print(flush=True)\ntime.sleep(600)"
+    )
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    root = f"{Path(__file__).parents[2]}"
+    moved = child(program, f"{port}", ROOT=root, NCCL_RAS_ADDR=f"localhost:{port}")
+    rig = Rig()
+    rig.processes = [WorkloadProcess(moved.pid, "41", ("GPU-0",), "0")]
+    assert rig.spin(60).state() is State.HUNG
+    disabled = child(SLEEPER, NCCL_RAS_ADDR=f"localhost:{port}", NCCL_RAS_ENABLE="0")
+    rig = Rig()
+    rig.processes = [WorkloadProcess(disabled.pid, "41", ("GPU-0",), "0")]
+    assert rig.spin(60).counts["ras_no_socket"] == 2
+
+
+def test_another_job_s_answer_is_not_related(serve: Serve) -> None:
+    rig = Rig(serve(lambda: document(communicator("a", [rank_of(0, pid=9, AllReduce=7)], [missing_rank(1)])))).spin(60)
+    assert (rig.findings, rig.counts["ras_unrelated"]) == ([], 2 * 8)
+
+
+def test_a_dead_socket_and_a_slow_server_are_counted() -> None:
+    with socket.socket() as dead:
+        dead.bind(("127.0.0.1", 0))
+        dead.listen(0)
+        rig = Rig()
+        rig.investigator._settings = HangSettings(ras_ports=dead.getsockname()[1:], timeout_seconds=0.2)
+        assert rig.spin(46).counts["ras_timeout"] == 1
+
+
+def test_only_spinning_gpus_of_long_enough_make_a_suspect() -> None:
+    rig = Rig().spin(20)
+    assert suspected_jobs(rig.snapshot(), after=21 * SECOND) == {}
+    (found,) = suspected_jobs(rig.snapshot(), after=20 * SECOND).values()
+    assert found.spinning == {"GPU-0", "GPU-1"}
+    assert (found.indexes, found.node) == ({"GPU-0": "5", "GPU-1": "6"}, "n7")
+
+
+def test_hosts_tell_processes_of_two_nodes_with_the_same_pid_apart() -> None:
+    """In pods most pids are small."""
+    answer = parse_answer(document(communicator("a", [
+        rank_of(0, host="10.0.0.1", pid=7), rank_of(1, host="10.0.0.2", pid=7), rank_of(2, host="junk", pid=7),
+        rank_of(3, host="127.0.0.1", pid=8),
+    ])).encode())  # fmt: skip
+    here = LocalProcess(100, 7, frozenset({"10.0.0.2"}))
+    assert local_ranks(answer, [here, LocalProcess(101, 8, frozenset())]).keys() == {
+        ("10.0.0.2", 7, 1), ("127.0.0.1", 8, 3),
+    }  # fmt: skip
+
+
+def test_a_process_that_has_ended_is_left_out(child: Child) -> None:
+    ended = child("print()")
+    ended.wait(20)
+    members = [WorkloadProcess(ended.pid, "41"), WorkloadProcess(ME, "41")]
+    assert [process.pid for process in read_processes(members, PROC)] == [ME]
+
+
+def test_text_of_a_job_is_one_short_line() -> None:
+    assert printable("a\nb\x1b[2J\u202e" + "x" * 500) == "a b [2J " + "x" * (120 - 8)
+
+
+# The thread itself.
+
+
+def test_the_thread_asks_on_its_own_and_ends(serve: Serve) -> None:
+    server, rig = serve(lost), Rig()
+    rig.spin(50)
+    latest = LatestSnapshot()
+    assert latest() is None
+    latest.connect(rig.snapshot)
+    settings = HangSettings(ras_ports=(server.port,))
+    investigator = HangInvestigator(settings, rig.clock, latest=latest, proc=PROC)
+    try:
+        assert investigator.poll(0, [], lambda _: {}).findings == ()
+        assert investigator._thread is None, "nothing to ask"
+        investigator.poll(0, rig.processes, lambda _: {})
+        wait_until(lambda: "VERBOSE STATUS" in server.received)
+    finally:
+        investigator.close()
+    assert investigator._thread is not None
+    assert not investigator._thread.is_alive()
+
+
+def test_a_bug_becomes_a_fault(caplog: pytest.LogCaptureFixture) -> None:
+    def fails() -> Snapshot:
+        raise RuntimeError("no")
+
+    investigator = HangInvestigator(HangSettings(), JumpClock(), latest=fails, proc=PROC)
+    investigator.poll(0, [WorkloadProcess(ME, "41")], lambda _: {})
+    wait_until(lambda: bool(investigator.poll(0, [], lambda _: {}).faults))
+    assert "no longer asked (RuntimeError('no'))" in investigator.poll(0, [], lambda _: {}).faults[0].message
+    assert "please report this" in caplog.text
+    investigator.close()
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
