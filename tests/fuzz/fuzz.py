@@ -219,6 +219,7 @@ FUZZ = Group(
         "exporter/core",
         "exporter/engines",
         "exporter/history",
+        "exporter/job_files.py",
         "exporter/web/web_config.py",
         "exporter/report",
         "exporter/training",
