@@ -462,7 +462,6 @@ def max_samples(fleet: FleetSize, profile: str = "full") -> float:
         fleet, nodes=1, jobs=jobs + ended, nodes_per_job=1.0, churn=0.0, trouble=jobs, spinning=fleet.devices, free=0,
         measured=jobs if fleet.measured else 0, reporting=jobs if fleet.reporting else 0,
         serving=jobs if fleet.serving else 0,
-        reporting=jobs if fleet.reporting else 0, serving=jobs if fleet.serving else 0,
         communicating=jobs if fleet.communicating else 0,
         shared=fleet.devices if fleet.shared else 0, reasons=len(UNOBSERVED_REASONS) + 1,
         node_accounts=Policy().max_accounts + 1,

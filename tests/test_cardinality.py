@@ -357,8 +357,6 @@ def test_every_metric_s_most_is_known() -> None:
         chip_links=1,
         reporting=1,
         serving=1,
-        reporting=1,
-        serving=1,
         communicating=1,
         trouble=1,
         spinning=8,

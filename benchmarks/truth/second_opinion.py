@@ -251,8 +251,8 @@ SECOND_OPINION = Group(
     name="second_opinion",
     title="In a world that is not ours",
     about="An independent generator of truth (`tests/truth`), written without knowledge of the accounting: kernels, "
-    "collectives, waits, hangs and look-alikes, power and clocks, and DCGM's averaging. Its traces go through the core; "
-    "what was booked is compared with what is true. *Wrong name* is what a named leak holds beyond its truth, "
+    "collectives, waits, hangs and look-alikes, power and clocks, and DCGM's averaging. Its traces go through the "
+    "core; what was booked is compared with what is true. *Wrong name* is what a named leak holds beyond its truth, "
     "*residual* what a row without a cause holds beyond it; points are percent of the paid time.",
     measures=("exporter/core", "tests/truth", "benchmarks/truth/second_opinion.py"),
     run=second_opinion,

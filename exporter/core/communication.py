@@ -210,8 +210,12 @@ def _link_rate_and_capacity(ev: Evidence) -> tuple[float | None, float | None]:
     return busier(ev.pcie_tx, ev.pcie_rx), spec.pcie_bytes_per_second
 
 
-def estimate_communication(ev: Evidence, levels: SmLevels, policy: Policy) -> Estimate:
-    """Share of the reading in which only communication kernels ran; never more than its slack."""
+def estimate_communication(ev: Evidence, levels: SmLevels, policy: Policy, timed: float | None = None) -> Estimate:
+    """Share of the reading in which only communication kernels ran; never more than its slack.
+
+    `timed`: the share of time in which collectives executed, as a profiler plugin timed them; it includes those that
+    overlap with computation, so that idle SMs still decide.
+    """
     rate, capacity = _link_rate_and_capacity(ev)
     slack = ev.slack / PPM
     if _moves_data_only(ev, rate, capacity, policy):
@@ -219,9 +223,12 @@ def estimate_communication(ev: Evidence, levels: SmLevels, policy: Policy) -> Es
     if ev.sm is None:
         return NOTHING
     assumed = _assumed(ev, ev.sm, levels, policy)
+    measured = _idle_sms(ev, ev.sm, levels.computing, levels.communicating) if levels.trust else assumed.high
+    if timed is not None:
+        value = min(timed, measured)
+        return Estimate(value, min(value, assumed.low), value)
     if not levels.trust:
         return assumed
-    measured = _idle_sms(ev, ev.sm, levels.computing, levels.communicating)
     value = measured + (1.0 - levels.trust) * 0.5 * (assumed.value - measured)
     return Estimate(value, min(value, assumed.low), max(value, assumed.high))
 

@@ -69,6 +69,8 @@ class Span(Struct, gc=False):
     """The part of the GPU its owner has never needed, parts per million of the interval."""
     levels: SmLevels = UNKNOWN_LEVELS
     """SM activity of the owner's computing and communicating kernels."""
+    timed: float | None = None
+    """Share of time in which collectives executed, as a profiler plugin timed them; None: not timed."""
     communication: int = 0
     """The part of slack in which only communication kernels are estimated to have run, ppm."""
     scale: float = 1.0
@@ -118,7 +120,9 @@ def detect_exposed_communication(span: Span, left: int) -> int:
         return 0
     if span.spinning:
         return left
-    amount = estimated = min(left, span.owned(estimate_communication(span.ev, span.levels, span.policy).value))
+    amount = estimated = min(
+        left, span.owned(estimate_communication(span.ev, span.levels, span.policy, span.timed).value)
+    )
     if span.credit is not None and COMMUNICATION in span.credit.known:
         amount = min(left, span.credit.available(COMMUNICATION, span.ms))
         span.scale = (left - amount) / (left - estimated) if left > estimated else 0.0

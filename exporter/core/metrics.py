@@ -782,7 +782,8 @@ METRICS: tuple[Metric, ...] = (
         "Wall time spent turning observations into ledger entries."),
     _node.by("workload_messages_total", ("outcome",),
         lambda s: _pairs(s.meta.messages),
-        "Training reports received, by outcome: accepted, or why they were rejected.",
+        "Training reports received, scrapes of serving engines and questions to jobs that may hang, by outcome: "
+        "accepted, or why they were rejected.",
         max_series=0),  # as many as there are outcomes where jobs can report, else none
     _node.by("errors_total", ("kind",), lambda s: _pairs(s.meta.errors),
         "Unexpected errors caught by the sampling loop, by kind.", max_series=4),

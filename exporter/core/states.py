@@ -160,7 +160,7 @@ def hang_windows(criteria: Criteria, *, own: int, longest: int, alone: bool, wor
         hang = own or max(criteria.hang, round(longest * policy.hang_earlier_factor))
         return hang, min(hang, criteria.hang_suspect)
     hang = max(criteria.hang_peer, round(longest * policy.hang_earlier_peer_factor))
-    return (2 * hang, hang) if works else (hang, hang)
+    return (2 * hang, hang) if works else (hang, hang - hang // 6)
 
 
 def _ns(seconds: float) -> int:

@@ -5,7 +5,7 @@ the memo). This one knows only the opcodes of dict, list, tuple, str, int, float
 checks every length against the data. PyTorch's Flight Recorder writes protocol 2.
 """
 
-import pickletools  # nosec B403  it names opcodes and runs none
+import pickletools  # nosec B403
 from collections.abc import Callable
 
 MOST_OPCODES = 2_000_000

@@ -15,6 +15,7 @@ from exporter.core.model import MS, SECOND, CollectiveReport, Process
 from exporter.core.snapshot import Snapshot
 from exporter.history.job_tracker import JobTracker
 from exporter.nccl import listener as module
+from exporter.nccl.investigator import LatestSnapshot
 from exporter.nccl.listener import CollectiveListener
 from exporter.report.records import join_records
 from exporter.report.text import render_text, report_tables
@@ -193,10 +194,11 @@ def test_a_file_system_that_hangs_blocks_only_its_own_thread(
 
 def test_the_daemon_opens_it_unless_it_is_switched_off(tmp_path: Path) -> None:
     off = tmp_path / "off.toml"
-    off.write_text('[nccl]\nenabled = false\n[reports]\nsocket = ""\n[engines]\nenabled = false\n')
-    assert _open_listeners(load(off, environ={}), SystemClock()) == []
-    off.write_text('[reports]\nsocket = ""\n[engines]\nenabled = false\n')
-    (opened,) = _open_listeners(load(off, environ={}), SystemClock())
+    others = '[reports]\nsocket = ""\n[engines]\nenabled = false\n[host]\ncounters = false\n[hangs]\nenabled = false\n'
+    off.write_text(f"[nccl]\nenabled = false\n{others}")
+    assert _open_listeners(load(off, environ={}), SystemClock(), LatestSnapshot()) == []
+    off.write_text(others)
+    (opened,) = _open_listeners(load(off, environ={}), SystemClock(), LatestSnapshot())
     assert isinstance(opened, CollectiveListener)
     opened.close()
     assert Config().nccl.enabled
