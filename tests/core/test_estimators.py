@@ -1,5 +1,6 @@
 """Names of losses and states that were once wrong, each with the input that showed it, calculated by hand."""
 
+from math import inf
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from exporter.core.model import (
 from exporter.core.pipeline import advance
 from exporter.core.policy import Policy
 from exporter.core.snapshot import DaemonMetadata, take_snapshot
+from tests.core.test_detectors import processes_of
 from tests.core.test_sizing import BOARD
 from tests.core.test_states import lost, state, story
 from tests.core.test_told import HALF, PEAK, opened, parts, said
@@ -83,12 +85,12 @@ def test_a_phase_with_kernels_and_one_that_has_ended_explain_nothing() -> None:
 
 @pytest.mark.parametrize(
     ("other", "window", "suspected"),
-    [(SPINNING, 600, 120), (RESTING | {"encoder_utilization": 0.1}, 1800, 1800), (WORKING, 3600, 1800)],
+    [(SPINNING, 600, 120), (RESTING | {"encoder_utilization": 0.1}, 1800, 1500), (WORKING, 3600, 1800)],
 )
 def test_how_long_a_gpu_may_spin_follows_from_what_the_others_do(
     other: Signals, window: float, suspected: float
 ) -> None:
-    """All wait for each other: 600 s. One rests: half an hour. One works: twice that, suspected after half of it.
+    """All wait for each other: 600 s. One rests: half an hour, suspected five minutes earlier. One works: an hour.
 
     After 330 s of work no GPU is a zombie within an hour.
     """
@@ -177,11 +179,10 @@ def test_a_server_with_requests_that_produces_no_token_hangs() -> None:
 
 def board_of_two(uses: dict[str, float | None], spun: float = 1000, signals: Signals = SPINNING) -> Ledger:
     """Jobs 41 and 42 share a board that works for a minute; `uses`: SM time of a process by job."""
-    processes = tuple(Process(n, job_id=job_id, sm_active=used) for n, (job_id, used) in enumerate(uses.items()))
     ledger = Ledger()
     advance(ledger, first([device()], [held(), held(owner=Owner("42"))]))
-    advance(ledger, seen(60, reading(0, 60)))
-    advance(ledger, seen(60 + spun, reading(60, 60 + spun, signals | {"processes": processes})))
+    advance(ledger, seen(60, reading(0, 60, processes_of(WORKING, dict.fromkeys(uses)))))
+    advance(ledger, seen(60 + spun, reading(60, 60 + spun, processes_of(signals, uses))))
     for job_id in ("41", "42"):
         assert sum(ledger.jobs[job_id].book.parts) == ledger.jobs[job_id].book.paid
     together = [sum(two) for two in zip(*(job.book.parts for job in ledger.jobs.values()), strict=True)]
@@ -215,6 +216,17 @@ def test_of_two_that_spin_both_are_hung() -> None:
     assert of_job(ledger, "41", "hung") == of_job(ledger, "42", "hung") == 200.0
 
 
+def test_a_job_without_a_limit_of_its_own_is_waited_for_as_usual_beside_one_with_a_short_limit() -> None:
+    """Both spin; job 42's operator set a minute."""
+    both = {"41": 0.05, "42": 0.05}
+    ledger = Ledger()
+    advance(ledger, first([device()], [held(), held(owner=Owner("42", hang_seconds=60.0))]))
+    advance(ledger, seen(60, reading(0, 60, processes_of(WORKING, both))))
+    for at in range(60, 860, 100):
+        advance(ledger, seen(at + 100, reading(at, at + 100, processes_of(SPINNING, both))))
+    assert state(ledger) == (State.HUNG, "spinning", 660.0)
+
+
 @pytest.mark.parametrize("uses", [{"41": None, "42": 0.1}, {"": 0.1, "41": 0.1}, {"41": 0.0, "42": 0.0}])
 def test_where_it_is_unknown_whose_kernel_spins_nobody_is_hung(uses: dict[str, float | None]) -> None:
     ledger = board_of_two(uses)
@@ -227,8 +239,8 @@ def test_a_hang_that_was_known_to_be_one_s_is_nobody_s_while_it_is_unknown() -> 
     ledger = board_of_two({"41": 0.1, "42": 0.0})
     advance(ledger, seen(1070, reading(1060, 1070, SPINNING | {"processes": None})))
     assert state(ledger)[0] is State.ACTIVE
-    sees = (Process(1, job_id="41", sm_active=0.1), Process(2, job_id="42", sm_active=0.0))
-    advance(ledger, seen(1080, reading(1070, 1080, SPINNING | {"processes": sees})))
+    sees = processes_of(SPINNING, {"41": 0.1, "42": 0.0})
+    advance(ledger, seen(1080, reading(1070, 1080, sees)))
     assert state(ledger) == (State.HUNG, "spinning", 1070.0)
 
 
@@ -316,10 +328,10 @@ def test_a_job_that_works_on_the_cpu_is_no_zombie(cores: float | None, kind: Sta
 
 
 @pytest.mark.parametrize("usage", [
-    HostUsage("41", S, S, cpu_seconds=9.0), HostUsage("41", 0, 99 * S, cpu_seconds=999.0),
-    HostUsage("42", 0, S, cpu_seconds=9.0),
+    HostUsage("41", S, S, cpu_seconds=9.0), HostUsage("41", 0, S, cpu_seconds=inf),
+    HostUsage("41", 0, 99 * S, cpu_seconds=999.0), HostUsage("42", 0, S, cpu_seconds=9.0),
 ])  # fmt: skip
-def test_cpu_use_of_no_time_of_the_future_or_of_another_job_shows_nothing(usage: HostUsage) -> None:
+def test_cpu_use_that_cannot_be_or_is_another_job_s_shows_nothing(usage: HostUsage) -> None:
     ledger = story([(10, RESTING)])
     advance(ledger, seen(20, reading(10, 20, RESTING), hosts=(usage,)))
     assert ledger.gpus["GPU-0"].timers.cpu_until == 0
