@@ -3,7 +3,6 @@
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
 from exporter.core.checkpoint import dump_ledger, load_ledger
 from exporter.core.exposition import render
@@ -12,14 +11,13 @@ from exporter.core.ledger import Ledger
 from exporter.core.model import HangFinding, Owner, State
 from exporter.core.pipeline import advance
 from exporter.core.snapshot import DaemonMetadata, JobView, take_snapshot
-from tests.worlds import JOB, SPINNING, WORKING, S, device, first, held, reading, seen
+from tests.core.test_detectors import processes_of
+from tests.worlds import SPINNING, WORKING, S, device, first, held, reading, seen
 
 UUIDS = ("GPU-0", "GPU-1")
 ROTTEN = SPINNING | {"dram_active": None}
 """A spin that a board without profiling fields shows: suspicion, and no more."""
 OTHER = Owner(job_id="42", user="bob")
-PATIENT = replace(JOB, hang_seconds=300.0)
-"""Its operator waits five minutes for counters alone, whatever the other GPUs do."""
 
 
 def found(at: float, *, moving: bool = False, stuck: bool = False, **fields: Any) -> HangFinding:
@@ -35,8 +33,8 @@ NAMED: dict[str, Any] = {
 def opened(*owners: Owner) -> Ledger:
     """A job on two GPUs, which `owners` share."""
     ledger = Ledger()
-    allocations = [held(uuid, owner=owner) for uuid in UUIDS for owner in (PATIENT, *owners)]
-    advance(ledger, first([device(uuid) for uuid in UUIDS], allocations))
+    shared = [held(uuid, owner=owner) for uuid in UUIDS for owner in owners]
+    advance(ledger, first([device(uuid) for uuid in UUIDS], [held(uuid) for uuid in UUIDS] + shared))
     return ledger
 
 
@@ -117,8 +115,8 @@ def test_another_job_s_spin_on_a_shared_gpu_is_left_alone() -> None:
     ledger = spin(spin(opened(OTHER), 0, 60, processes_of(WORKING, uses)), 60, 120, both)
     ledger = spin(ledger, 120, 125, both, found(120, stuck=True))
     assert hung_since(ledger) is None
-    ledger = spin(ledger, 65, 305, finding=found(65, moving=True))
-    assert ledger.gpus["GPU-0"].timers.spin_since == 0, "neither proven nor acquitted"
+    ledger = spin(ledger, 125, 665, both, found(125, moving=True))
+    assert hung_since(ledger) == 660.0
 
 
 def test_a_finding_about_no_known_job_is_dropped() -> None:
