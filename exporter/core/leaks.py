@@ -131,11 +131,14 @@ def detect_exposed_communication(span: Span, left: int) -> int:
 
 
 def detect_host_overhead(span: Span, left: int) -> int:
-    """All waiting while the engine is partly busy, evenly, with kernels that fill few SMs, or with a server's (E)."""
+    """All waiting while the engine is partly busy, evenly, with kernels that fill few SMs or leave only gaps (E).
+
+    A server's kernels are small by nature: what they wait for is the CPU that schedules the next batch.
+    """
     ev, policy = span.ev, span.policy
     part_busy = policy.host_bound_engine_low <= ev.engine <= policy.host_bound_engine_high
     small = ev.sm is not None and ev.sm < policy.small_kernel_share * ev.engine
-    return left if part_busy and (small or span.serves) else 0
+    return left if part_busy and (small or span.serves or ev.engine >= policy.host_gap_engine) else 0
 
 
 def detect_idle_allocation(span: Span, left: int) -> int:

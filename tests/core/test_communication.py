@@ -12,7 +12,7 @@ from exporter.core.communication import UNKNOWN_LEVELS, LevelTracker, SmLevels, 
 from exporter.core.evidence import evaluate
 from exporter.core.leaks import LEAK_NAMES
 from exporter.core.ledger import Ledger
-from exporter.core.model import Allocation, Observation, Owner, Reading
+from exporter.core.model import Allocation, CollectiveReport, Observation, Owner, Reading
 from exporter.core.pipeline import advance
 from exporter.core.policy import Policy
 from tests.core.test_checkpoint import again
@@ -271,3 +271,24 @@ def test_levels_outlive_a_restart() -> None:
     back = again(ledger)
     assert lost(back, 60, 120) == lost(ledger, 60, 120)
     assert levels(back, 60) == levels(ledger, 60)
+
+
+@pytest.mark.parametrize(
+    ("timed", "value", "low"),
+    [(1.0, HIGH, LOW), (0.2, 0.2, LOW), (0.04, 0.04, 0.04), (0.0, 0.0, 0.0)],
+)
+def test_what_a_plugin_timed_bounds_communication(timed: float, value: float, low: float) -> None:
+    """All of the idle SMs may be communication, but no more of them than collectives ran."""
+    ev = evaluate(reading(0, 60, MEAN), device(), POLICY)
+    estimate = estimate_communication(ev, UNKNOWN_LEVELS, POLICY, timed)
+    assert (estimate.value, estimate.low, estimate.high) == pytest.approx((value, low, value), abs=1e-6)
+
+
+def test_timed_collectives_of_a_job_without_any_other_report_are_booked() -> None:
+    """Collectives ran for a tenth of each second; the reports arrive a second late."""
+    ledger = opened()
+    for second in range(1, 61):
+        report = CollectiveReport("41", (second - 1) * S, second * S, S // 10, ("GPU-0",))
+        advance(ledger, seen(second, reading(second - 1, second, MEAN), collectives=(report,)))
+    exposed = ledger.gpus["GPU-0"].book.parts[LEAK_NAMES.index("exposed_communication")]
+    assert exposed == pytest.approx(0.1 * 60 * S, rel=0.1)
