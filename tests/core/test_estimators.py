@@ -232,6 +232,7 @@ def test_where_it_is_unknown_whose_kernel_spins_nobody_is_hung(uses: dict[str, f
     ledger = board_of_two(uses)
     assert state(ledger)[0] is State.ACTIVE
     assert lost(ledger, "hung") == 0.0
+    assert (ledger.gpus["GPU-0"].timers.hangs, ledger.gpus["GPU-0"].timers.hung) == (0, False)
     assert [job.suspected for job in take_snapshot(ledger, DaemonMetadata()).jobs] == [1, 1]
 
 

@@ -34,7 +34,7 @@ def port(at: float, **values: Any) -> NetworkPort:
 
 
 def opened(*owners: Owner, signals: dict[str, Any] = RESTING) -> Ledger:
-    """A ledger whose GPUs, one for each job, have worked for a second and then do as `signals` say up to second 5."""
+    """A ledger whose GPUs, one per old job, have worked for a second and then do as `signals` say for 4 seconds."""
     boards = [device(f"GPU-{n}", f"{n}") for n in range(len(owners) or 1)]
     holders = owners or (Owner("41"),)
     ledger = Ledger()
