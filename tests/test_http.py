@@ -744,10 +744,10 @@ def test_json_has_the_evidence_of_a_hang_while_there_is_one() -> None:
     began_before = worlds.held(start=-60.0)
     advance(ledger, worlds.first([worlds.device(), worlds.device("GPU-1", "1")], [began_before]))
     rest = worlds.RESTING | {"processes": ()}
-    readings = worlds.reading(0, 200, worlds.SPINNING), worlds.reading(0, 200, rest, "GPU-1")
-    advance(ledger, worlds.seen(200, *readings))
+    spins = worlds.reading(0, 20), worlds.reading(20, 200, worlds.SPINNING)  # a job that never worked may load first
+    advance(ledger, worlds.seen(200, *spins, worlds.reading(0, 200, rest, "GPU-1")))
     stuck, free = gpus_out(take_snapshot(ledger, DaemonMetadata()), 0).gpus
-    assert (stuck.hang_suspected, stuck.spin_since, stuck.hang_confidence, stuck.last_work) == (True, 0.0, 7 / 8, 0.0)
+    assert (stuck.hang_suspected, stuck.spin_since, stuck.hang_confidence, stuck.last_work) == (True, 20.0, 7 / 8, 20.0)
     assert stuck.hang_signs == dict.fromkeys(set(HANG_SIGNS) - {"temperature_falling"}, True)
     assert (free.spin_since, free.hang_confidence, free.hang_signs, free.last_work) == (None, None, {}, None)
 

@@ -118,18 +118,22 @@ def test_the_training_says_how_far_it_has_come() -> None:
     assert spent.keys() == {"startup", "data", "compute", "communication", "checkpoint"}
 
 
-@pytest.mark.parametrize("job_id", [TRAINING, CHAT])
-def test_less_is_claimed_than_the_tensor_cores_did(job_id: str) -> None:
-    """Allow a difference of 10 % over the whole job except start-up, which is not reported."""
+@pytest.mark.parametrize(("job_id", "claimed"), [(TRAINING, 0.92 * 0.96), (CHAT, 0.92)])
+def test_less_is_claimed_than_the_tensor_cores_did(job_id: str, claimed: float) -> None:
+    """Tiles are filled to 0.92, and 0.04 of a step is attention computed again, at whatever clock.
+
+    1 %: start-up is not reported, and sensors see the clock one step low in a fifth of their readings.
+    """
     book = fed().jobs[job_id].book
     mfu, pipes = book.reported / book.reportable, book.ofu / book.tensor_seen
-    assert 0.9 * pipes < mfu < pipes
+    assert mfu / pipes == pytest.approx(claimed, rel=0.01)
 
 
 def test_what_does_not_move_the_model_is_small_and_visible() -> None:
+    """0.404 of the time the tensor cores deliver: 0.04 of it is recomputed, 0.08 + 0.03 x 0.88 unfilled and padded."""
     job = fed().jobs[TRAINING]
     assert 0.01 < lost(job, "recomputation") < 0.02
-    assert 0.01 < lost(job, "padding") < 0.03
+    assert 0.03 < lost(job, "padding") < 0.05
     assert lost(job, "rework") == 0
 
 

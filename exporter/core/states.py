@@ -80,6 +80,10 @@ TENSOR_JOB = 60_000 * PPM
 a busy engine without any other activity is no other kind of work, whatever its power."""
 _NEVER = 1 << 62
 _FLAT_RATIO = 2.5
+_UNSTARTED = 100
+"""E: until this part of a start-up's work is done, what arrives from the host are weights, no input."""
+_COUNTER_ERROR = 0.1
+"""E: the counters of a link's two directions disagree by up to this share about traffic that goes both ways."""
 
 
 class Criteria(Struct, frozen=True):
@@ -360,8 +364,9 @@ class GpuTimers:
             self.used_sum += ms * engine
         if ev.sm:
             self.sm_sum += ms * int(ev.sm * PPM)
-        if ev.pcie_rx:
-            self.input_sum += ms * max(0, int(ev.pcie_rx - (ev.pcie_tx or 0.0)))
+        loading = BEGINNING in self.flags and self.startup_work * _UNSTARTED < self.startup_goal
+        if ev.pcie_rx and not loading:
+            self.input_sum += ms * _input_rate(ev.pcie_rx, ev.pcie_tx or 0.0)
 
     def end_minute(self, criteria: Criteria) -> None:
         """Evaluate the finished minute, if at least half of it was observed, and begin the next."""
@@ -384,6 +389,12 @@ class GpuTimers:
         )
         even = spread <= policy.flat_spread
         return frozenset(compress((STARVED, STEADY), (starved, even)))
+
+
+def _input_rate(received: float, sent: float) -> int:
+    """Bytes per second that only input explains: peers over PCIe send as much as they get, within counter errors."""
+    surplus = received - sent
+    return int(surplus) if surplus > _COUNTER_ERROR * received else 0
 
 
 class StateInterval(Struct, gc=False):

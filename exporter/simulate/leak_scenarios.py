@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from exporter.core.model import Latency, Parallel
 from exporter.simulate.boards import BoardModel
-from exporter.simulate.plan import Plan, Scenario, Setting, SimulatedJob, batch_owner, one_each, server_owner
+from exporter.simulate.plan import Plan, Scenario, Setting, SimulatedJob, batch_owner, impatient, one_each, server_owner
 from exporter.simulate.stages import (
     SMALL_JOB,
     PhaseSegment,
@@ -134,7 +134,7 @@ def hanging_job(setting: Setting) -> Plan:
         waits = (*[polling] * (setting.gpus - 1), IDLE_CYCLE)
         yield Stage("one rank never comes", FOREVER_MS, waits, memory=0.85)
 
-    return one_job(make)(setting)
+    return Plan(jobs=(impatient(training_job(setting, setting.slots, make)),))
 
 
 FAULT_FREE = repeated_steps(

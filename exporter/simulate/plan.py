@@ -347,3 +347,12 @@ def one_each(setting: Setting, name: str, program: Program) -> tuple[SimulatedJo
     return tuple(
         SimulatedJob(owner=batch_owner(setting, slot, name), slots=(slot,), stages=program) for slot in setting.slots
     )
+
+
+_PATIENCE_SECONDS = 300.0
+"""The operator's limit for jobs of which it is known that none of their ranks works alone for longer."""
+
+
+def impatient(job: SimulatedJob) -> SimulatedJob:
+    """Return the job with an operator's limit: it is hung after five minutes of spinning, whatever else it does."""
+    return replace(job, owner=replace(job.owner, hang_seconds=_PATIENCE_SECONDS))

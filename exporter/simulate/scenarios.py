@@ -13,6 +13,7 @@ from exporter.simulate.plan import (
     Setting,
     SimulatedJob,
     batch_owner,
+    impatient,
     notebook_owner,
     one_each,
     server_owner,
@@ -68,8 +69,15 @@ def _long_first_step(board: BoardModel, ranks: int) -> Program:
     return programs.long_preparation(board, ranks, name="first step", doing=kernels.now_and_then(), minutes=22)
 
 
-def _nic_hang(board: BoardModel, ranks: int) -> Program:
-    return programs.hanging(board, ranks, name="the network card never answers", waits=kernels.polling_host(board))
+def _nic_hang(setting: Setting) -> Plan:
+    waits = kernels.polling_host(setting.board)
+    program = programs.hanging(setting.board, setting.gpus, name="the network card never answers", waits=waits)
+    return Plan(jobs=(impatient(whole_node(setting, "pretrain", program)),))
+
+
+def _spin_kernel(setting: Setting) -> Plan:
+    program = programs.single_cycle("one block waits for a flag", kernels.one_block(setting.board))
+    return Plan(jobs=tuple(map(impatient, one_each(setting, "spin", program))))
 
 
 _healthy_training = all_gpus("pretrain", programs.training)
@@ -114,14 +122,9 @@ def _leaked_process(setting: Setting) -> Plan:
     return Plan(jobs=(job,))
 
 
-_PATIENCE_SECONDS = 300.0
-"""The operator's limit for jobs of which it is known that none of their ranks works alone for longer."""
-
-
 def _deadlock(setting: Setting) -> Plan:
     program = programs.deadlocking(setting.board, setting.gpus, after_ms=15 * MINUTE_MS)
-    job = whole_node(setting, "pretrain", program)
-    return Plan(jobs=(replace(job, owner=replace(job.owner, hang_seconds=_PATIENCE_SECONDS)),))
+    return Plan(jobs=(impatient(whole_node(setting, "pretrain", program)),))
 
 
 _input_starved_training = all_gpus("vision", programs.starved_training)
@@ -190,9 +193,7 @@ def _demo_round(setting: Setting, number: int, start: int) -> tuple[SimulatedJob
         return lambda rng: programs.until(programs.training(board, 2)(rng), minutes * MINUTE_MS)
 
     stuck = SimulatedJob(
-        owner=replace(
-            batch_owner(setting, 10 + 2 * number, "ablation", user="barbara"), hang_seconds=_PATIENCE_SECONDS
-        ),
+        owner=batch_owner(setting, 10 + 2 * number, "ablation", user="barbara"),
         slots=(6, 7),
         stages=programs.deadlocking(board, 2, after_ms=5 * MINUTE_MS),
         start_ms=start,
@@ -206,7 +207,7 @@ def _demo_round(setting: Setting, number: int, start: int) -> tuple[SimulatedJob
         hold_ms=7 * MINUTE_MS,
         orphans=frozenset({0}),
     )
-    return stuck, leaky
+    return impatient(stuck), leaky
 
 
 def _across_nodes(setting: Setting) -> Plan:
@@ -282,8 +283,7 @@ SCENARIOS: dict[str, Scenario] = {
         600, "large BF16 matrix products without a pause",
     ),
     "spin_kernel": Scenario(
-        each_gpu("spin", lambda board: programs.single_cycle("one block waits for a flag", kernels.one_block(board))),
-        900, "a kernel of one thread block that waits for a flag without end",
+        _spin_kernel, 900, "a kernel of one thread block that waits for a flag without end",
     ),
     "idle_context": Scenario(
         each_gpu(
@@ -314,6 +314,6 @@ SCENARIOS: dict[str, Scenario] = {
         _HOUR, "a server whose resident kernel polls an empty queue for 40 minutes at a time",
     ),
     "nic_hang": Scenario(
-        all_gpus("pretrain", _nic_hang), 1320, "a collective waits for its network card, polling host memory"
+        _nic_hang, 1320, "a collective waits for its network card, polling host memory"
     ),
 }  # fmt: skip

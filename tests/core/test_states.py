@@ -247,6 +247,22 @@ def test_how_much_must_arrive_is_the_mean_of_a_minute_beyond_what_is_sent() -> N
     assert "data_stall" not in minutes((2, RESTING), (2, WORKING | sends | {"pcie_tx_bytes_per_second": 4e8}))
 
 
+def test_traffic_that_goes_both_ways_is_no_input() -> None:
+    """Peers over PCIe exchange gigabytes, which the two counters measure with an error of some percent."""
+    exchange = WORKING | {"pcie_rx_bytes_per_second": 1.05e10, "pcie_tx_bytes_per_second": 1e10}
+    assert "data_stall" not in minutes((2, RESTING), (2, exchange))
+    assert "data_stall" in minutes((2, RESTING), (2, exchange | {"pcie_rx_bytes_per_second": 1.2e10}))
+
+
+def test_weights_that_arrive_before_the_first_work_are_no_input() -> None:
+    """They would call the waiting of the minute after it a wait for data."""
+    weights = RESTING | {"pcie_rx_bytes_per_second": 6e9}
+    loaded = story([(20, weights), *[(2, WORKING), (2, RESTING)] * 20], step=1.0)
+    assert loaded.gpus["GPU-0"].book.parts[LEAK_NAMES.index("data_stall")] == 0
+    read = story([(20, WORKING), (20, weights), *[(2, WORKING), (2, RESTING)] * 20], step=1.0)
+    assert read.gpus["GPU-0"].book.parts[LEAK_NAMES.index("data_stall")] > 0
+
+
 def test_a_job_with_small_kernels_or_hardly_any_does_not_wait_for_images() -> None:
     """SM activity of half the engine's 0.95 is needed, and 3 % of a minute: 1.9 s, or 0.95 * 2 s."""
     assert "data_stall" not in minutes((2, RESTING), (2, BURST | {"sm_active": 0.47, "tensor_active": 0.4}))

@@ -4,10 +4,15 @@ import pytest
 
 from exporter.core.model import SECOND
 from exporter.core.snapshot import DaemonMetadata, take_snapshot
-from tests.scenarios.physics import first_work, hang_begin, spin_begin, works
+from tests.scenarios.physics import FACTS, first_work, hang_begin, spin_begin, works, zombie_begin
 from tests.scenarios.stage import Case, Run, cases, fed, play
 
 pytestmark = pytest.mark.slow
+
+
+POLLING = 0.001
+"""Of a zombie's window: the driver's own polling over PCIe, 60 kB/s of 31.5 GB/s or more, counts as two millionths of
+work, each of which drains 200 times as much."""
 
 
 @pytest.fixture(scope="module")
@@ -54,21 +59,24 @@ def test_starved_training_swings_between_stalled_and_active(run: Run) -> None:
 
 
 @on("zombie_notebook")
-def test_a_notebook_is_a_zombie_two_hours_after_its_last_cell(run: Run) -> None:
-    """Interactive: 120 min. Never before the plain words allow: 1 % of the trailing two hours is 72 s of work."""
+def test_a_notebook_is_a_zombie_two_hours_after_the_minute_of_its_last_cell(run: Run) -> None:
+    """Interactive: 120 min from the end of the last minute with any use. 0.5 % of them would be 36 s of work."""
     for uuid in run.uuids:
-        last = max(r.end for r in run.readings(uuid) if works(r))
+        last = max(r.end for r in run.readings(uuid) if works(r, FACTS[run.case.board]))
+        begin = -(-last // at(60)) * at(60) + at(7200)
         assert run.final(uuid) == ("zombie", "idle_context")
-        assert run.entered(uuid, "zombie") == last + at(7200)
+        assert run.entered(uuid, "zombie") == pytest.approx(begin, abs=POLLING * at(7200))
+        assert run.entered(uuid, "zombie") == pytest.approx(zombie_begin(run, uuid), abs=at(0.002))
         trailing = [r for r in run.readings(uuid) if r.start >= last]
-        assert sum((r.gr_engine_active or 0.0) * (r.end - r.start) for r in trailing) < at(72)
+        assert sum((r.gr_engine_active or 0.0) * (r.end - r.start) for r in trailing) < at(36)
 
 
 @on("idle_context")
 def test_a_sleeping_batch_job_is_a_zombie_after_half_an_hour(run: Run) -> None:
     for uuid in run.uuids:
         assert run.entered(uuid, "stalled") == 0
-        assert run.entered(uuid, "zombie") == at(1800)
+        assert run.entered(uuid, "zombie") == pytest.approx(at(1800), abs=POLLING * at(1800))
+        assert run.entered(uuid, "zombie") == pytest.approx(zombie_begin(run, uuid), abs=at(0.002))
         assert run.final(uuid) == ("zombie", "idle_context")
 
 
@@ -117,13 +125,16 @@ def test_a_spin_kernel_hangs_after_five_minutes(run: Run) -> None:
 
 
 @on("lost_gpu")
-def test_a_lost_gpu_is_unavailable_at_once_and_its_siblings_hang(run: Run) -> None:
-    """Off the bus at 600.4 s: the reading that would have ended at 605 never comes. The hold ends at 1,200.4 s."""
+def test_a_lost_gpu_is_unavailable_at_once_and_its_siblings_wait_for_the_watchdog(run: Run) -> None:
+    """Off the bus at 600.4 s: the reading that would have ended at 605 never comes. The hold ends at 1,200.4 s.
+
+    The others spin from 605 s on, for less than the ten minutes after which a job is hung.
+    """
     *left, lost = run.uuids
     assert run.final(lost) == ("unavailable", "lost")
     assert run.entered(lost, "unavailable") == at(600)
     for uuid in left:
-        assert run.entered(uuid, "hung") == hang_begin(run, uuid) == at(905)
+        assert run.entered(uuid, "hung") is hang_begin(run, uuid) is None
         assert run.entered(uuid, "unallocated") == at(1200.4)
         assert run.final(uuid) == ("unallocated", "free")
 

@@ -6,7 +6,7 @@ import pytest
 
 from exporter.core.leaks import LEAK_NAMES
 from exporter.core.model import SECOND
-from tests.scenarios.physics import FACTS, expected, foreseen
+from tests.scenarios.physics import FACTS, expected, foreseen, spins
 from tests.scenarios.stage import Case, Run, cases, play
 
 pytestmark = pytest.mark.slow
@@ -80,14 +80,18 @@ def test_by_the_truth(run: Run) -> None:
 
 @everything
 def test_what_waiting_is_called(run: Run) -> None:
-    """Only a starved input is called one, only a small-kernel host overhead; the rest stays unattributed.
+    """Only a starved input is called one, only a small-kernel or a server's pauses host overhead; the rest stays open.
 
-    Elsewhere the one minute after start-up may be: weights came in a burst and compilation made the engine bimodal.
+    Elsewhere the one minute after start-up may be: weights came in a burst, and kernels followed in the same minute.
     It holds 60 s x 12 ms / 462 ms = 1.6 s of pauses at most.
     """
     for uuid in run.uuids:
         booked = spent(run, uuid)
-        assert booked["host_overhead"] == 0  # every kernel here fills half its SMs, or never pauses
+        if run.case.scenario == "memory_bound_decode":
+            # 0.4 ms of pause in each 25 to 30 ms, but for the first two minutes, of which the engine is not even yet.
+            assert 0.01 < booked["host_overhead"] / (run.end / SECOND) < 0.4 / 25
+        else:
+            assert booked["host_overhead"] == 0  # every kernel here fills half its SMs, or never pauses
         if run.case.scenario != "input_starved_training":
             assert booked["data_stall"] <= 1.7
 
@@ -126,40 +130,45 @@ CEILINGS = {"H100-SXM5-80GB": 0.92, "A100-SXM4-80GB": 0.80, "L40S": 0.80}
 
 @pytest.mark.parametrize("run", cases("copy_loop"), indirect=True, ids=str)
 def test_a_copy_loop_is_memory_bound(run: Run) -> None:
-    """g=1, t=0, s=0.9, d at 98.5 % of the ceiling: slack 1 x 0.985; of the rest 1 - 0.9 lacks warps."""
-    assert node_share(run, "memory_bound") == pytest.approx(0.985, abs=0.003)
-    assert node_share(run, "low_parallelism") == pytest.approx(0.015 * 0.1, abs=0.001)
-    assert node_share(run, "other_compute") == pytest.approx(0.015 * 0.9, abs=0.003)
+    """g=1, t=0, s=0.9, d at 98.5 % of the ceiling, which is all of what kernels reach: 0.9, and 0.1 lack warps."""
+    assert node_share(run, "memory_bound") == pytest.approx(0.9, abs=0.003)
+    assert node_share(run, "low_parallelism") == pytest.approx(0.1, abs=0.003)
+    assert node_share(run, "other_compute") == pytest.approx(0, abs=0.003)
     assert node_share(run, "useful", "throttled", "exposed_communication") == 0
 
 
 @pytest.mark.parametrize("run", cases("large_gemm"), indirect=True, ids=str)
 def test_a_large_gemm_is_useful_but_for_its_clock(run: Run) -> None:
-    """t=0.87, d=0.35: slack 0.13 of which 0.35/D is memory's; useful 0.70-0.90 of paid (accounting, section 4)."""
+    """t=0.87, s=0.985, d=0.35, of which 0.35 x 0.87 feeds the tensor cores; useful 0.70-0.90 of paid."""
     assert 0.70 <= node_share(run, "useful") <= 0.90
     assert node_share(run, "useful", "throttled") == pytest.approx(0.87, abs=0.003)
-    assert node_share(run, "memory_bound") == pytest.approx(0.13 * 0.35 / CEILINGS[run.case.board], abs=0.002)
+    limited = 0.35 * (1 - 0.87) / (0.96 * CEILINGS[run.case.board])
+    assert node_share(run, "memory_bound") == pytest.approx(limited * 0.985, abs=0.002)
+    assert node_share(run, "low_parallelism") == pytest.approx(0.015, abs=0.002)
     assert node_share(run, "exposed_communication") == 0  # one GPU has no peer
 
 
 @pytest.mark.parametrize("run", cases("memory_bound_decode"), indirect=True, ids=str)
 def test_decode_waits_for_memory(run: Run) -> None:
-    """Alone: 24 ms at d=0.85 D, t=0.026, then 0.75 ms at d=0.3, t=0.55, then 0.4 ms of nothing.
+    """Alone: 24 ms at d=0.85 D, s=0.72, t=0.026, then 0.75 ms at d=0.3, s=0.95, t=0.55, then 0.4 ms of nothing.
 
-    g = 24.75/25.15 = 0.984, t = 1.037/25.15 = 0.041; slack 0.943 x d/(D g) with d = (24 x 0.85 D + 0.225)/25.15,
-    that is 0.943 x (20.4 + 0.225/D)/24.75. How many sequences are in flight moves it by a hundredth or two.
+    g = 24.75/25.15 = 0.984, t = 1.037/25.15 = 0.041, s = 17.99/25.15 = 0.715, d = (20.4 D + 0.225)/25.15; of d 0.35 t
+    feeds the tensor cores; the rest over 0.96 D, times s/g. How many sequences are in flight moves it by a hundredth
+    or two. Together 2 ms of 27, over PCIe 5 of 30, are small all-reduces: estimated are on H100 0.005 (the link) + 0.7
+    x (0.193 (g - d/0.96 D) - 0.005) = 0.137 for 0.074, on L40S likewise 0.193 for 0.166.
     """
     shared, single = run.uuids[:2], run.uuids[2:]
-    wanted = 0.943 * (20.4 + 0.225 / CEILINGS[run.case.board]) / 24.75
+    ceiling = CEILINGS[run.case.board]
+    wanted = ((20.4 * ceiling + 0.225) / 25.15 - 0.35 * 0.0412) / (0.96 * ceiling) * 0.7154 / 0.984
     for uuid in single:
         booked = spent(run, uuid)
-        decoding = sum(booked.values()) - booked["startup"] - booked["data_stall"] - booked["unattributed_stall"]
+        decoding = sum(booked.values()) - merged(booked, ("startup", "idle_allocation", *WAITING))
         assert booked["memory_bound"] / (decoding / 0.984) == pytest.approx(wanted, abs=0.02)
         assert booked["exposed_communication"] == 0
         assert booked["useful"] < 0.05 * run.end / SECOND
     for uuid in shared:
-        # Small all-reduces idle the rest of the chip: 2 ms in 27 on NVLink, 5 in 30 over PCIe.
-        assert 0.002 < spent(run, uuid)["exposed_communication"] / (run.end / SECOND) < 0.02
+        share, truth = spent(run, uuid)["exposed_communication"] / (run.end / SECOND), link_share(run, uuid)
+        assert 1.05 <= share / truth <= 2
         assert max(spent(run, uuid), key=spent(run, uuid).__getitem__) == "memory_bound"
 
 
@@ -183,18 +192,19 @@ def test_slow_clocks_cost_their_third(run: Run) -> None:
 
 @pytest.mark.parametrize("run", cases("spin_kernel"), indirect=True, ids=str)
 def test_a_spin_kernel_is_hung_from_300_seconds_on(run: Run) -> None:
-    """600 s: half hung. Before that one block of an idle chip is low parallelism: 1 - 1/SMs of the other half."""
-    sms = {"H100-SXM5-80GB": 132, "A100-SXM4-80GB": 108, "L40S": 142}[run.case.board]
+    """600 s: half hung, by its owner's limit. Before that it has never worked: polling is part of the start-up."""
     assert node_share(run, "hung") == 0.5
-    assert node_share(run, "low_parallelism") == pytest.approx(0.5 * (1 - 1 / sms), abs=0.001)
-    assert node_share(run, "useful", "throttled", "exposed_communication") == 0
+    assert node_share(run, "startup") == 0.5
 
 
 @pytest.mark.parametrize("run", cases("idle_context"), indirect=True, ids=str)
 def test_an_idle_context_is_startup_then_idle(run: Run) -> None:
-    """2,400 s held by a batch job that never works: 30 min of start-up, then a zombie's idling."""
-    assert node_share(run, "startup") == 0.75
-    assert node_share(run, "idle_allocation") == 0.25
+    """2,400 s held by a batch job that never works: 30 min of start-up, then a zombie's idling.
+
+    The driver's own polling, two millionths of the link's width, puts it off by a thousandth at most.
+    """
+    assert node_share(run, "startup") == pytest.approx(0.75, rel=0.001)
+    assert node_share(run, "startup", "idle_allocation") == 1
 
 
 @pytest.mark.parametrize("run", cases("leaked_process"), indirect=True, ids=str)
@@ -205,13 +215,20 @@ def test_what_nobody_holds_is_idle_even_while_a_process_computes(run: Run) -> No
 
 
 @pytest.mark.parametrize("run", cases("lost_gpu"), indirect=True, ids=str)
-def test_a_lost_gpu_costs_all_its_time_and_its_siblings_hang(run: Run) -> None:
-    """Gone at 600.4 s: its last reading ends at 600. The others spin from 605 to the hold's end at 1,200.4."""
+def test_a_lost_gpu_costs_all_its_time_and_its_siblings_wait_for_it(run: Run) -> None:
+    """Gone at 600.4 s: its last reading ends at 600. The others spin from 605 to the hold's end at 1,200.4.
+
+    That is less than the ten minutes of a hang: all of it is communication, beside what training exposes.
+    """
     *left, lost = run.uuids
     assert run.book(lost)["unavailable"] == run.end - 600 * SECOND
     for uuid in left:
-        assert run.book(uuid)["hung"] == (1_200_400 - 905_000) * SECOND // 1000
+        assert run.book(uuid)["hung"] == 0
         assert run.book(uuid)["idle_allocation"] == run.end - 1_200_400 * SECOND // 1000
+        spun = sum(r.end - r.start for r in run.readings(uuid) if spins(r, FACTS[run.case.board])) / SECOND
+        assert spun == 595  # the last reading is partly nobody's, and at rest
+        # Before: on H100 (g - s)/0.8 = (0.976 - 0.842)/0.8 = 0.17 of 550 s of training, on others much the same.
+        assert spent(run, uuid)["exposed_communication"] == pytest.approx(595 + 0.17 * 550, rel=0.1)
 
 
 @pytest.mark.parametrize("run", cases("deadlock"), indirect=True, ids=str)
@@ -241,13 +258,15 @@ def test_an_outage_is_unobserved_and_nothing_else_changes(run: Run) -> None:
 
 
 @pytest.mark.parametrize("run", cases("zombie_notebook"), indirect=True, ids=str)
-def test_a_forgotten_notebook_idles_from_two_hours_after_its_last_cell(run: Run) -> None:
+def test_a_forgotten_notebook_idles_from_two_hours_after_the_minute_of_its_last_cell(run: Run) -> None:
     for uuid in run.uuids:
         slot = run.uuids.index(uuid)
         last = max(r.end for r in run.readings(uuid) if (r.tensor_active or 0) > 0.002)
         before_the_hold = 2_345 + 5_000 * slot
-        wanted = before_the_hold * SECOND // 1000 + run.end - (last + 7_200 * SECOND)
-        assert run.book(uuid)["idle_allocation"] == wanted
+        minute = -(-last // (60 * SECOND)) * 60 * SECOND
+        wanted = before_the_hold * SECOND // 1000 + run.end - (minute + 7_200 * SECOND)
+        # The driver's own polling, two millionths of the link's width, puts it off by a thousandth at most.
+        assert run.book(uuid)["idle_allocation"] == pytest.approx(wanted, abs=7.2 * SECOND)
 
 
 @pytest.mark.parametrize("run", cases("carpenter"), indirect=True, ids=str)
@@ -296,17 +315,18 @@ def test_exposed_communication_is_an_upper_estimate_in_mixed_seconds(run: Run) -
 
 
 @pytest.mark.parametrize("run", cases("straggler"), indirect=True, ids=str)
-def test_waiting_for_a_straggler_is_underestimated(run: Run) -> None:
-    """Known and accepted: a spin mixed into a reading is invisible; it shows as low parallelism and other compute.
+def test_waiting_for_a_straggler_is_mostly_seen(run: Run) -> None:
+    """A spin mixed into a reading shows in its idle SMs, of which 0.7 beyond the link's need are taken for it.
 
-    The truth says 0.37 to 0.4 of each step is spent on peers; the link formula sees the exchange alone. Seen: 0.31 to
-    0.38 of the truth on those who wait, 1.7 to 2.2 times it on the late rank, as in healthy training.
+    H100: of 754 ms a step, 253 are spent on peers and 39 exchange: 0.387. g 0.984, s 0.610, link 0.089: from
+    0.089/0.75 = 0.119 to (0.955 g - s)/0.815 = 0.405, so 0.319, or 0.82 of it. The late rank has as much traffic and
+    few empty SMs: (0.649 - 0.559)/0.8 = 0.112 for 0.052.
     """
     for uuid in run.uuids:
         share, truth = spent(run, uuid)["exposed_communication"] / (run.end / SECOND), link_share(run, uuid)
         late = run.truth(uuid)[-1].waiting_peer_share == 0
         assert truth < 0.2 if late else 0.25 < truth < 0.45
-        assert (1.6 if late else 0.25) <= share / truth <= (2.3 if late else 0.45)
+        assert (1.6 if late else 0.75) <= share / truth <= (2.3 if late else 0.9)
         if late:
             # What its slow host costs is waiting without a sign of small kernels: s/g is 0.92 there.
             assert spent(run, uuid)["unattributed_stall"] > 0.3 * run.end / SECOND
