@@ -5,7 +5,7 @@ with the processes in it. Only for short commands and for programs that daemoniz
 """
 
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -14,8 +14,14 @@ SECONDS = 30.0
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _MOUNT = """
 set -e
-for tree in proc sys dev; do mount --rbind "/$tree" "$1/$tree"; done
-mount --bind /etc/hosts "$1/etc/hosts"
+root=$1
+shift
+for tree in proc sys dev; do mount --rbind "/$tree" "$root/$tree"; done
+mount --bind /etc/hosts "$root/etc/hosts"
+for shared; do
+  mkdir -p "$root$shared"
+  mount --bind "$shared" "$root$shared"
+done
 echo mounted
 exec sleep infinity
 """
@@ -24,13 +30,15 @@ exec sleep infinity
 class Inside:
     """A root, `/` or a complete tree below it, whose programs can run as any user."""
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
+    def __init__(self, root: Path, *, shared: Sequence[Path] = ()) -> None:
+        """`shared`: the machine's folders that its programs see too, at the same paths."""
+        self.root, self._shared = root, [f"{folder}" for folder in shared]
         self._keeper: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> Self:
         if self.root != Path("/"):
             words = ["unshare", "--mount", "--propagation", "private", "sh", "-c", _MOUNT, "sh", f"{self.root}"]
+            words += self._shared
             self._keeper = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
             assert self._keeper.stdout is not None
             said = self._keeper.stdout.readline()
