@@ -48,7 +48,7 @@ QUICK := -m "not ($(APART) or e2e or slow)" -n 2
 quick: .venv/.installed .venv/dcgm-bindings/.fetched
 	$(PYTEST) $(QUICK)
 
-# Not in `make test`: an interpreter of 3.12 is not to be had everywhere. Which there are: tests/pythons.py.
+# Not in `make test`: not every machine has an interpreter of 3.12. Where they are looked for: tests/pythons.py.
 PYTHONS ?= 3.12 3.13 debian13
 test-pythons: .venv/.installed .venv/dcgm-bindings/.fetched ## the quick tests on Python 3.12 and 3.13, and on Debian 13
 	$(BIN)/python -m tests.pythons $(PYTHONS) -- $(SPREAD) $(QUICK)

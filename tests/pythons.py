@@ -27,9 +27,11 @@ FOLDER = ROOT / ".cache/pythons"
 DEBIAN = "debian13"
 _DEBIAN_VERSION = "3.13"
 _DEBIAN_PACKAGES = (
-    "python3-venv,gcc,libc6-dev,openssl,git,procps,iproute2,shellcheck,prometheus,prometheus-alertmanager,man-db,groff"
+    "python3-venv,gcc,git,groff,iproute2,libc6-dev,man-db,openssl,procps,prometheus,prometheus-alertmanager,shellcheck,"
+    "systemd"
 )
-_PYENV = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
+"""What the quick tests start."""
+_PYENV = Path(os.environ.get("PYENV_ROOT", f"{os.environ.get('HOME', '')}/.pyenv"))
 _LOCK = ROOT / "requirements.lock"
 _PIP = ("-m", "pip", "--quiet", "--disable-pip-version-check")
 # pyenv's shims are on the PATH for every version, and most refuse to start; Debian's python3 may have no ensurepip.
@@ -96,6 +98,8 @@ def _tree() -> Path:
     if os.geteuid():
         raise UnavailableError("only root can build and mount a tree of Debian 13")
     if not (folder / ".built").is_file():
+        for old in FOLDER.glob(f"{DEBIAN}-*"):
+            shutil.rmtree(old)
         try:
             build(folder, packages=_DEBIAN_PACKAGES)
         except (ChrootError, OSError, subprocess.TimeoutExpired) as err:
@@ -112,10 +116,9 @@ def equipped(name: str, python: Python) -> Python:
         return inner
     shutil.rmtree(folder, ignore_errors=True)
     python.must("-m", "venv", f"{folder}")
-    inner.must(
-        *_PIP, "install", "--no-index", f"--find-links={_wheels(python.version)}", "--require-hashes", "-r", f"{_LOCK}"
-    )
-    inner.must(*_PIP, "install", "--no-index", "--no-deps", "--no-build-isolation", "--editable", ".")
+    install = (*_PIP, "--isolated", "install", "--no-index")
+    inner.must(*install, f"--find-links={_wheels(python.version)}", "--require-hashes", "-r", f"{_LOCK}")
+    inner.must(*install, "--no-deps", "--no-build-isolation", "--editable", ".")
     (folder / "dcgm-bindings").symlink_to(ROOT / ".venv/dcgm-bindings")  # where tests/dcgm_stub/bindings.py looks
     stamp.write_text(now)
     return inner

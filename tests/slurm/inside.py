@@ -1,7 +1,8 @@
 """Runs programs of another root, with the machine's /proc, /sys and /dev mounted there.
 
 The mounts are in a mount namespace of their own (mount_namespaces(7)): other processes do not see them, and they end
-with the processes in it. Only for short commands and for programs that daemonize.
+with the processes in it. The root is mounted on itself, because unshare(1), run there, refuses a root that is no mount
+point. Only for short commands and for programs that daemonize.
 """
 
 import subprocess
@@ -16,6 +17,7 @@ _MOUNT = """
 set -e
 root=$1
 shift
+mount --bind "$root" "$root"
 for tree in proc sys dev; do mount --rbind "/$tree" "$root/$tree"; done
 mount --bind /etc/hosts "$root/etc/hosts"
 for shared; do
