@@ -2,7 +2,7 @@
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run check lint quick core others test installed slurm-24 rules skips packages mutants bench accuracy docs site \
+.PHONY: help run check lint quick test-pythons core others test installed slurm-24 rules skips packages mutants bench accuracy docs site \
   dashboards pictures goldens proto lock clean
 
 # Tests start hundreds of interpreters: without bytecode each of them would compile the exporter anew.
@@ -19,7 +19,7 @@ PIP_COMPILE := CUSTOM_COMPILE_COMMAND="make lock" $(BIN)/pip-compile --quiet --u
   --strip-extras --no-emit-index-url --no-emit-find-links --no-emit-trusted-host --no-emit-options
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 run: .venv/.runtime ## watch this node's GPUs; without any, a simulated node
 	@trap 'exit 0' INT TERM; \
@@ -41,10 +41,17 @@ lint: .venv/.installed
 # Markers of tests that a target of their own runs; pyproject.toml explains each.
 APART := benchmark or mutation
 # Files stay whole: many share a server or a simulated fleet. Their order: tests/conftest.py.
-PYTEST := $(BIN)/pytest -q --dist loadfile --no-loadscope-reorder
+SPREAD := --dist loadfile --no-loadscope-reorder
+PYTEST := $(BIN)/pytest -q $(SPREAD)
+QUICK := -m "not ($(APART) or e2e or slow)" -n 2
 
 quick: .venv/.installed .venv/dcgm-bindings/.fetched
-	$(PYTEST) -m "not ($(APART) or e2e or slow)" -n 2
+	$(PYTEST) $(QUICK)
+
+# Not in `make test`: not every machine has an interpreter of 3.12. Where they are looked for: tests/pythons.py.
+PYTHONS ?= 3.12 3.13 debian13
+test-pythons: .venv/.installed .venv/dcgm-bindings/.fetched ## the quick tests on Python 3.12 and 3.13, and on Debian 13
+	$(BIN)/python -m tests.pythons $(PYTHONS) -- $(SPREAD) $(QUICK)
 
 # Coverage of the core by its own tests alone: the others would run longer for it, and may not be what covers a branch.
 core: .venv/.installed

@@ -11,7 +11,7 @@ from pathlib import Path
 
 _STAT_BYTES = 4096
 _STATUS_BYTES = 8192
-_ENVIRONMENT_BYTES = 1 << 20
+_ENVIRONMENT_BYTES = 256 * 1024
 """Bytes read of one environment; the kernel allows megabytes."""
 _VALUE_CHARS = 4096
 _NSPID = re.compile(rb"^NSpid:((?:\s+\d+)+)", re.MULTILINE)

@@ -1,8 +1,10 @@
 """What tests of several files are given."""
 
 import gc
+import random
 from collections.abc import Callable, Iterator
-from itertools import groupby, zip_longest
+from itertools import zip_longest
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,13 +19,38 @@ settings.register_profile("ci", deadline=None, max_examples=100, derandomize=Tru
 settings.load_profile("dev")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option for another order of tests."""
+    parser.addoption("--shuffle", metavar="SEED", help="shuffle the files, and the tests in each; a seed, an order")
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    """Print the seed, which repeats the order."""
+    seed = config.getoption("shuffle")
+    return None if seed is None else f"order of tests: --shuffle {seed}"
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Order the tests; files stay whole, for their tests share servers and simulated fleets."""
+    files: dict[Path, list[pytest.Item]] = {}
+    for item in items:
+        files.setdefault(item.path, []).append(item)
+    seed, whole = config.getoption("shuffle"), list(files.values())
+    items[:] = _alternated(whole) if seed is None else _shuffled(whole, random.Random(seed))  # noqa: S311  no secret
+
+
+def _alternated(files: list[list[pytest.Item]]) -> list[pytest.Item]:
     """Take files with servers and files without in turn: the first mostly wait, and a long one must not be the last."""
-    files = [list(group) for _, group in groupby(items, key=lambda item: item.path)]
     waiting = [file for file in files if any(item.get_closest_marker("e2e") for item in file)]
     working = [file for file in files if file not in waiting]
     none: list[pytest.Item] = []
-    items[:] = [item for two in zip_longest(waiting, working, fillvalue=none) for file in two for item in file]
+    return [item for two in zip_longest(waiting, working, fillvalue=none) for file in two for item in file]
+
+
+def _shuffled(files: list[list[pytest.Item]], dice: random.Random) -> list[pytest.Item]:
+    dice.shuffle(files)
+    return [item for file in files for item in dice.sample(file, len(file))]
 
 
 def pytest_collection_finish() -> None:

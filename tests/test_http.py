@@ -741,7 +741,8 @@ def test_a_signal_stops_the_server_in_order_though_clients_hold_connections(numb
 
 def test_json_has_the_evidence_of_a_hang_while_there_is_one() -> None:
     ledger = Ledger()
-    advance(ledger, worlds.first([worlds.device(), worlds.device("GPU-1", "1")], [worlds.held()]))
+    began_before = worlds.held(start=-60.0)
+    advance(ledger, worlds.first([worlds.device(), worlds.device("GPU-1", "1")], [began_before]))
     rest = worlds.RESTING | {"processes": ()}
     spins = worlds.reading(0, 20), worlds.reading(20, 200, worlds.SPINNING)  # a job that never worked may load first
     advance(ledger, worlds.seen(200, *spins, worlds.reading(0, 200, rest, "GPU-1")))

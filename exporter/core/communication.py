@@ -94,33 +94,34 @@ class LevelTracker(Struct, eq=False):
     density_bins: list[int] = field(default_factory=lambda: [0] * _BINS)
     """Milliseconds of all busy readings by SM activity per engine activity."""
 
-    def add(self, parts: Sequence[tuple[Evidence, int, int]], policy: Policy) -> None:
+    def add(self, parts: Sequence["Part"], policy: Policy) -> None:
         """Add the parts, [start, end) of a reading, of all the job's GPUs in one observation."""
         usable = [part for part in parts if part[0].sm is not None and part[0].kernel_runs and not part[0].distrust]
         if not usable:
             return
-        first = min(start for _, start, _ in usable) // MINUTE
-        last = max(end for _, _, end in usable) // MINUTE
+        by_minute = _divide_by_minute(usable)
+        first = min(by_minute)
         oldest = max((minute for minute in self.recent if minute <= first), default=first)
         self.recent = {minute: levels for minute, levels in self.recent.items() if minute >= oldest}
-        for minute in range(first, last + 1):
+        for minute, of_minute in sorted(by_minute.items()):
             if minute > self.minute or not self.recent:
                 self.minute = max(minute, self.minute)
                 self.recent[minute] = self._levels(policy)
-            for ev, start, end in usable:
-                self._add_part(ev, max(start, minute * MINUTE), min(end, (minute + 1) * MINUTE))
+            for ev, start, end in of_minute:
+                self._add_part(ev, start, end)
 
     def at(self, time: int) -> SmLevels:
         """The levels to use for an interval that begins at `time`."""
         minute = time // MINUTE
-        known = [each for each in self.recent if each <= minute]
-        return self.recent[max(known)] if known else UNKNOWN_LEVELS
+        levels = self.recent.get(minute)
+        if levels is None:
+            known = [each for each in self.recent if each <= minute]
+            levels = self.recent[max(known)] if known else UNKNOWN_LEVELS
+        return levels
 
     def _add_part(self, ev: Evidence, start: int, end: int) -> None:
         """Add [start, end) of a reading, which lies within one minute."""
         reading, sm = ev.reading, ev.sm or 0.0
-        if start >= end:
-            return
         ms = (end - start) // MS
         self.density_bins[_bin(sm / ev.engine)] += ms
         if start != reading.start or not SHORTEST_BURST <= reading.end - reading.start <= LONGEST_BURST:
@@ -162,6 +163,20 @@ class LevelTracker(Struct, eq=False):
                 trust = min(1.0, self.communicating / self.busy / _FULL_TRUST)
                 return SmLevels(computing, communicating, trust, dense)
         return SmLevels(policy.computing_sm, policy.collective_sm, dense=dense)
+
+
+Part = tuple[Evidence, int, int]
+"""A reading, and the part [start, end) of it that one job held."""
+
+
+def _divide_by_minute(parts: Sequence[Part]) -> dict[int, list[Part]]:
+    """The parts by minute, those that cross its end divided, in their order."""
+    found: dict[int, list[Part]] = {}
+    for ev, start, end in parts:
+        for minute in range(start // MINUTE, (end - 1) // MINUTE + 1):
+            part = ev, max(start, minute * MINUTE), min(end, (minute + 1) * MINUTE)
+            found.setdefault(minute, []).append(part)
+    return found
 
 
 def _bin(share: float) -> int:

@@ -131,11 +131,14 @@ def detect_exposed_communication(span: Span, left: int) -> int:
 
 
 def detect_host_overhead(span: Span, left: int) -> int:
-    """All waiting while the engine is partly busy, evenly, with kernels that fill few SMs, or with a server's (E)."""
+    """All waiting while the engine is partly busy, evenly, with kernels that fill few SMs or leave only gaps (E).
+
+    A server's kernels are small by nature: what they wait for is the CPU that schedules the next batch.
+    """
     ev, policy = span.ev, span.policy
     part_busy = policy.host_bound_engine_low <= ev.engine <= policy.host_bound_engine_high
     small = ev.sm is not None and ev.sm < policy.small_kernel_share * ev.engine
-    return left if part_busy and (small or span.serves) else 0
+    return left if part_busy and (small or span.serves or ev.engine >= policy.host_gap_engine) else 0
 
 
 def detect_idle_allocation(span: Span, left: int) -> int:
@@ -224,7 +227,6 @@ def charge_surplus(
 
 Detector = Callable[[Span, int], int]
 """`detector(span, left)`: parts per million of the interval that the leak takes, of `left` in its pools."""
-_WORKING = frozenset({State.ZOMBIE, State.STALLED, State.ACTIVE})
 LAYERS = ("gau", "ectr", "emfu", "useful", "unresolved", "unobserved")
 """What a second counts as: a loss in one of the three layers, or one of the three outcomes that are no loss."""
 
@@ -252,9 +254,6 @@ class Leak(Struct, frozen=True):
     signs: tuple[str, ...] = ()
     """Indicators (of `states`, or REPORTING) of which at least one is required; empty: none is."""
     takes_all_in: frozenset[State] = frozenset()
-    states: frozenset[State] = _WORKING
-    reporting_states: frozenset[State] = frozenset()
-    """Further states in which it applies while the owner reports."""
     balance: int | None = None
     """What it takes is deducted from this balance of the owner (see `workload`)."""
 
@@ -403,23 +402,17 @@ _plans: dict[tuple[State, frozenset[str]], DetectorPlan] = {}
 
 
 def _plan(state: State, signs: frozenset[str]) -> DetectorPlan:
-    """The leaks that apply in this state with these indicators, with neighbours that share pools in one group."""
+    """The leaks that apply with these indicators where no leak takes all, neighbours that share pools in one group."""
     applicable = [
         (leak.pools, (i, leak.detector))
         for i, leak in enumerate(LEAKS)
-        if leak.detector is not None and _applies(leak, state, signs)
+        if leak.detector is not None and (not leak.signs or any(sign in signs for sign in leak.signs))
     ]
     plan = _plans[state, signs] = tuple(
         (pools[0] if len(pools) == 1 else -1, pools, tuple(detector for _, detector in rows))
         for pools, rows in groupby(applicable, key=itemgetter(0))
     )
     return plan
-
-
-def _applies(leak: Leak, state: State, signs: frozenset[str]) -> bool:
-    if state not in leak.states and not (REPORTING in signs and state in leak.reporting_states):
-        return False
-    return not leak.signs or any(sign in signs for sign in leak.signs)
 
 
 _TAKES_ALL = {state: i for i, leak in enumerate(LEAKS) for state in leak.takes_all_in} | {

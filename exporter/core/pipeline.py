@@ -16,7 +16,7 @@ from exporter.core.collectives import CollectiveStats, is_credible_communication
 from exporter.core.communication import UNKNOWN_LEVELS
 from exporter.core.evidence import NO_SPIN, SPIN, SPIN_IF_FLAT, Evidence, evaluate
 from exporter.core.findings import apply_finding
-from exporter.core.host import apply_hosts
+from exporter.core.host import apply_hosts, is_credible_usage
 from exporter.core.leaks import MEMORY_BOUND_INDEX, REPORTING, LeakShares, Span, split_into_leaks
 from exporter.core.ledger import Gpu, Job, Ledger, conserved, counter_amounts
 from exporter.core.model import (
@@ -155,10 +155,9 @@ _CPU_HOLDS = 60 * SECOND
 
 def _apply_host_usage(ledger: Ledger, usage: HostUsage) -> None:
     """A job that keeps several CPU cores busy works there, and is no zombie meanwhile."""
-    seconds = (usage.end - usage.start) / SECOND
-    if usage.cpu_seconds is None or seconds <= 0.0 or usage.end > (ledger.at or 0):
+    if usage.cpu_seconds is None or not is_credible_usage(usage, ledger.at or 0):
         return
-    if usage.cpu_seconds / seconds < ledger.policy.working_cpu_cores:
+    if usage.cpu_seconds / (usage.end - usage.start) * SECOND < ledger.policy.working_cpu_cores:
         return
     for gpu in _gpus_of_job(ledger, usage.job_id, (), usage.start):
         gpu.timers.cpu_until = max(gpu.timers.cpu_until, usage.end - usage.end % MS + _CPU_HOLDS)
@@ -401,9 +400,9 @@ def _split_reading(ledger: Ledger, gpu: Gpu, ev: Evidence, activity: Activity) -
             continue
         if holders is not gpu.timers.holders:
             _update_holders(gpu, holders, at=start, since=ledger.watched_since)
+        update_activity(gpu.timers, ev, start, end, gpu.criteria)
         if ev.spin != NO_SPIN and holders and not gpu.timers.polls:
             _set_hang_window(ledger, gpu, activity, start, end)
-        update_activity(gpu.timers, ev, start, end, gpu.criteria)
         # Of several holders, nobody can be called hung while it is unknown whose kernel spins.
         spinner_unknown = len(holders) > 1 and not _jobs_that_compute(ev, holders)
         ev.suspect_only = suspect_only or spinner_unknown
@@ -483,28 +482,23 @@ def _activity_of(evaluated: Iterable[tuple[Gpu, Evidence]]) -> Activity:
 
 def _set_hang_window(ledger: Ledger, gpu: Gpu, activity: Activity, start: int, end: int) -> None:
     """Set how long a GPU may spin, by what the GPUs of its job do; of several holders the longest window counts."""
-    holders = gpu.timers.holders
-    own = max(own_hang_window(allocation.owner) for allocation in holders)
-    jobs = [allocation.owner.job_id for allocation in holders]
     hang, suspect = max(
-        _hang_windows_of_job(gpu.criteria, _gpus_between(ledger, job_id, start, end), activity, job_id=job_id, own=own)
-        for job_id in jobs
+        _hang_windows_of_job(gpu.criteria, _gpus_between(ledger, owner.job_id, start, end), activity, owner)
+        for owner in (allocation.owner for allocation in gpu.timers.holders)
     )
     gpu.timers.set_hang(gpu.criteria, hang=hang, suspect=suspect)
 
 
-def _hang_windows_of_job(
-    criteria: Criteria, gpus: list[Gpu], activity: Activity, *, job_id: str, own: int
-) -> tuple[int, int]:
+def _hang_windows_of_job(criteria: Criteria, gpus: list[Gpu], activity: Activity, owner: Owner) -> tuple[int, int]:
     """The windows of one job, by what its GPUs on this node do."""
     busy, works = activity
     uuids = {gpu.device.uuid for gpu in gpus}
-    timers = [gpu.timers for gpu in gpus if any(each.owner.job_id == job_id for each in gpu.timers.holders)]
+    timers = [gpu.timers for gpu in gpus if any(each.owner.job_id == owner.job_id for each in gpu.timers.holders)]
     longest = sorted(each.longest_spin for each in timers)
     begun = any(BEGINNING not in each.flags for each in timers)
     return hang_windows(
         criteria,
-        own=own,
+        own=own_hang_window(owner),
         longest=longest[len(longest) // 2] if longest else 0,
         alone=begun and uuids <= busy,
         works=not uuids.isdisjoint(works),

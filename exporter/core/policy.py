@@ -112,6 +112,8 @@ class Policy(Struct, frozen=True, forbid_unknown_fields=True):
     """E: less is waiting for something else"""
     host_bound_engine_high: Ratio = 0.99
     """E: more leaves no gaps to explain"""
+    host_gap_engine: Ratio = 0.9
+    """E: above this what is left of even activity is the gaps in which the CPU launches the next kernel"""
     small_kernel_share: Ratio = 0.5
     """E: sm_active / engine below this: kernels too small"""
 

@@ -455,6 +455,8 @@ def split_at_changes(
     if not holders and not computes_unowned(ev):
         timers.leaked, timers.unowned = 0, False
     intervals: list[StateInterval] = []
+    # The levels of communication, which only jobs on several GPUs have, change with the minute.
+    several = any(allocation.gpus != 1 for allocation in holders)
     now = start
     while now < end:
         minute_end = (now // MINUTE + 1) * MINUTE
@@ -465,7 +467,7 @@ def split_at_changes(
             timers.end_startup()
         edges = (edge for edge in (timers.excused_until, timers.cpu_until, begun) if edge > now)
         stop = min(end, minute_end, change, *edges)
-        if intervals and timers.unchanged_since(intervals[-1]):
+        if intervals and timers.unchanged_since(intervals[-1]) and not (several and now % MINUTE == 0):
             intervals[-1].end = stop
         elif stop > now:
             intervals.append(

@@ -84,6 +84,8 @@ class WorkloadCredit(Struct, eq=False):
     """When a process that uses this GPU last reported."""
     recompute: int = 0
     """Share of tensor work due to recomputation, ppm."""
+    model_rate: float = 0.0
+    """Recent maximum of the tensor time at the peak that reports account for, per time."""
     rework: bool = False
     """The current step is repeated, and reports contain no FLOPs."""
     queued: bool = False
@@ -155,7 +157,9 @@ class WorkloadCredit(Struct, eq=False):
         self.known.add(MODEL)
         unpadded = 1.0 - (report.padding or 0.0) / report.tokens if report.tokens else 1.0
         model = report.model_flops * unpadded * seen / gpus / peak * SECOND * weight / PPM
-        limit = round(model * (room / (report.end - report.start)))
+        # A step that stalled has a low rate, and must not cut what the steps before it left.
+        self.model_rate = max(model / (report.end - report.start), self.model_rate / 2)
+        limit = round(self.model_rate * room)
         self._add(MODEL, round(model * (1.0 - repeated)), room=limit)
         self._add(REPEATED, round(model * repeated), room=limit)
 

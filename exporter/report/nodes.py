@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from exporter.core.job_record import JobRecord, JobRecordQuery
 from exporter.redact import redact_secrets
 from exporter.report.usage import latest_records
+from exporter.tls import client_context
 
 TIMEOUT_SECONDS = 10.0
 _MAX_PARALLEL = 16
@@ -89,7 +90,7 @@ def _tls_verification(ca_file: Path | None) -> ssl.SSLContext | bool:
     if ca_file is None:
         return True
     try:
-        return ssl.create_default_context(cafile=str(ca_file))
+        return client_context(f"{ca_file}")
     except (OSError, ssl.SSLError) as err:
         raise NodeQueryError(f"--ca-file {ca_file}: no certificate can be read of it: {err}") from err
 

@@ -20,6 +20,7 @@ from msgspec.structs import replace
 
 from exporter.connections import is_loopback
 from exporter.redact import redact_secrets
+from exporter.tls import client_context
 from exporter.top.view import PolledNode
 from exporter.urls import complete_url
 from exporter.web.api import AccountsOut, GpusOut, JobsOut, Problem, ReceiptsOut
@@ -75,7 +76,7 @@ def tls_verification(ca_file: Path | None) -> ssl.SSLContext | bool:
     if ca_file is None:
         return True
     try:
-        return ssl.create_default_context(cafile=str(ca_file))
+        return client_context(f"{ca_file}")
     except ssl.SSLError as err:
         raise NodeAddressError(f"{ca_file} holds no certificates in PEM form ({err.reason or err})") from err
 

@@ -129,11 +129,10 @@ def test_who_had_worked_by_an_older_version_s_word_does_not_begin_anew(written: 
 def test_the_clock_of_a_gpu_at_work_is_kept() -> None:
     """It worked at two thirds of the reference clock; the next clock is read at rest."""
     ledger = played([first([device()], [held()]), seen(10, reading(0, 10, sm_clock_hz=1220e6))])
-    back = again(ledger)
-    resting: dict[str, Any] = {"sm_clock_hz": 345e6, "gpu_utilization": 0.0}
+    back, resting = again(ledger), WORKING | {"sm_clock_hz": 345e6, "gpu_utilization": 0.0}
     assert back.gpus["GPU-0"].held_clock == 1220 / 1830
     for one in (ledger, back):
-        advance(one, seen(20, reading(10, 20, **resting)))
+        advance(one, seen(20, reading(10, 20, resting)))
     assert back.gpus["GPU-0"].book.parts == ledger.gpus["GPU-0"].book.parts
     assert back.gpus["GPU-0"].book.parts[LEAK_NAMES.index("throttled")] == pytest.approx(0.15 * 20 * SECOND)
 

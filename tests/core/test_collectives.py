@@ -17,6 +17,7 @@ from exporter.core.collectives import (
     communication_view,
     is_credible_communication,
 )
+from exporter.core.leaks import LEAK_NAMES
 from exporter.core.ledger import Ledger
 from exporter.core.metrics import METRICS
 from exporter.core.model import MS, PPM, CollectiveReport, CollectiveUse, Owner
@@ -302,18 +303,23 @@ def test_cutting_a_reading_in_two_changes_nothing(
 def test_a_credit_has_the_line_of_its_gpu_and_job() -> None:
     ledger = opened("GPU-0", "GPU-1")
     at(ledger, 2, timed(0, 1, 0.25))
-    at(ledger, 3, timed(1, 2, 0.5, uuids=()))
     credit = ledger.gpus["GPU-0"].credits["41"]
-    assert credit.collective_share(3 * S, 4 * S) == 250_000
-    assert credit.collective_share(4 * S, 5 * S) == 500_000
-    assert ledger.gpus["GPU-1"].credits["41"].collective_share(3 * S, 4 * S) == 500_000
+    assert credit.collective_share(S, 2 * S) == 250_000
+    at(ledger, 3, timed(1, 2, 0.5, uuids=()))
+    assert credit.collective_share(2 * S, 3 * S) == 500_000
+    assert ledger.gpus["GPU-1"].credits["41"].collective_share(2 * S, 3 * S) == 500_000
     assert WorkloadCredit().collective_share(3 * S, 4 * S) is None
 
 
-def test_a_report_changes_no_booking_by_itself() -> None:
-    """The leaks of the time are those of a job without a plugin, to the nanosecond."""
-    plain, with_reports = opened(), opened()
+@pytest.mark.parametrize(("busy", "share"), [(None, 0.0131595), (0.0, 0.0), (0.05, 0.05), (0.9, 0.131595)])
+def test_exposed_communication_is_what_was_timed_and_no_more_than_idle_sms_allow(
+    busy: float | None, share: float
+) -> None:
+    """By the policy's levels (.955 * .95 - .8) / (.955 - .14) at most; without a plugin a tenth of that."""
+    ledger = opened()
+    leak = LEAK_NAMES.index("exposed_communication")
+    before = ledger.gpus["GPU-0"].book.parts[leak]
     for n in range(2, 8):
-        at(plain, n)
-        at(with_reports, n, timed(n - 2, n - 1, 0.9))
-    assert plain.gpus["GPU-0"].book.parts == with_reports.gpus["GPU-0"].book.parts
+        at(ledger, n, *(() if busy is None else (timed(n - 2, n - 1, busy),)))
+    assert (ledger.gpus["GPU-0"].book.parts[leak] - before) / S == pytest.approx(6 * share, abs=1e-4)
+    assert ledger.conservation_errors == 0

@@ -1,5 +1,6 @@
 """Details of detected states: since when, with which evidence, for which job."""
 
+from collections.abc import Mapping
 from math import nan
 from typing import Any
 
@@ -152,13 +153,18 @@ def test_a_server_that_spins_polls_until_its_requests_are_known() -> None:
     assert state(story([(18010, SPINNING)], owner=SERVER)) == (State.ZOMBIE, "idle_spin", 18000.0)
 
 
+def processes_of(signals: dict[str, Any], uses: Mapping[str, float | None]) -> dict[str, Any]:
+    """`signals` with a process of each job that uses so much of the SM time."""
+    used = enumerate(uses.items())
+    return signals | {"processes": tuple(Process(n, job_id=job_id, sm_active=share) for n, (job_id, share) in used)}
+
+
 def shared(*owners: Owner, uses: dict[str, float], spun: float) -> Ledger:
     """A GPU of several jobs with one process each works for a minute, then spins; `uses`: SM time by job ID."""
-    processes = tuple(Process(n, job_id=job_id, sm_active=used) for n, (job_id, used) in enumerate(uses.items()))
     ledger = Ledger()
     advance(ledger, first([device()], [held(owner=owner) for owner in owners]))
-    advance(ledger, seen(60, reading(0, 60)))
-    advance(ledger, seen(60 + spun, reading(60, 60 + spun, SPINNING | {"processes": processes})))
+    advance(ledger, seen(60, reading(0, 60, processes_of(WORKING, uses))))
+    advance(ledger, seen(60 + spun, reading(60, 60 + spun, processes_of(SPINNING, uses))))
     return ledger
 
 

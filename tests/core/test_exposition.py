@@ -212,13 +212,9 @@ def test_a_reason_is_shown_once_it_has_occurred() -> None:
     nothing = take_snapshot(ledger, DaemonMetadata())
     assert lines(nothing, "unobserved_seconds_total") == []
     assert lines(nothing, "rejected_total") == [
-        'rejected_total{uuid="",gpu="",reason="clock_step"} 0', 'rejected_total{uuid="",gpu="",reason="host"} 0',
-        'rejected_total{uuid="",gpu="",reason="report"} 0', 'rejected_total{uuid="",gpu="",reason="serving"} 0',
-        'rejected_total{uuid="",gpu="",reason="unknown_gpu"} 0',
-        'rejected_total{uuid="",gpu="",reason="clock_step"} 0', 'rejected_total{uuid="",gpu="",reason="collectives"} 0',
-        'rejected_total{uuid="",gpu="",reason="report"} 0',
-        'rejected_total{uuid="",gpu="",reason="serving"} 0', 'rejected_total{uuid="",gpu="",reason="unknown_gpu"} 0',
-    ]  # fmt: skip
+        f'rejected_total{{uuid="",gpu="",reason="{reason}"}} 0'
+        for reason in ("clock_step", "collectives", "host", "report", "serving", "unknown_gpu")
+    ]
     wild = WORKING | {"dram_active": 1.04, "fp32_active": float("nan"), "tensor_active": 0.99}
     advance(ledger, seen(5, reading(1, 4, wild, "GPU-1"), reading(2, 3, uuid="GPU-1"), reading(0, 5, uuid="GPU-7")))
     advance(ledger, seen(3))
@@ -229,8 +225,8 @@ def test_a_reason_is_shown_once_it_has_occurred() -> None:
     ]
     assert lines(after, "rejected_total") == [
         'rejected_total{uuid="",gpu="",reason="clock_step"} 1',
-        'rejected_total{uuid="",gpu="",reason="host"} 0',
         'rejected_total{uuid="",gpu="",reason="collectives"} 0',
+        'rejected_total{uuid="",gpu="",reason="host"} 0',
         'rejected_total{uuid="",gpu="",reason="report"} 0',
         'rejected_total{uuid="",gpu="",reason="serving"} 0',
         'rejected_total{uuid="",gpu="",reason="unknown_gpu"} 1',

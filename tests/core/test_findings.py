@@ -11,6 +11,7 @@ from exporter.core.ledger import Ledger
 from exporter.core.model import HangFinding, Owner, State
 from exporter.core.pipeline import advance
 from exporter.core.snapshot import DaemonMetadata, JobView, take_snapshot
+from tests.core.test_detectors import processes_of
 from tests.worlds import SPINNING, WORKING, S, device, first, held, reading, seen
 
 UUIDS = ("GPU-0", "GPU-1")
@@ -68,33 +69,37 @@ def test_a_proven_hang_is_confirmed_within_two_minutes() -> None:
 def test_a_proven_hang_ends_as_any_other() -> None:
     ledger = spin(spin(opened(), 0, 60), 60, 100, finding=found(60, stuck=True))
     assert hung_since(spin(ledger, 100, 140, WORKING)) is None
-    assert hung_since(spin(ledger, 140, 435)) is None, "the proof was of the earlier spin"
-    assert hung_since(spin(ledger, 435, 450)) == 440.0
+    assert hung_since(spin(ledger, 140, 735)) is None, "the proof was of the earlier spin"
+    assert hung_since(spin(ledger, 735, 750)) == 740.0
 
 
 @pytest.mark.parametrize("finding", [found(60), found(60, **NAMED)])
 def test_a_rank_that_is_waited_for_proves_nothing(finding: HangFinding) -> None:
-    assert hung_since(spin(spin(opened(), 0, 60), 60, 290, finding=finding)) is None
+    ledger = spin(spin(opened(), 0, 60, WORKING), 60, 120)
+    assert hung_since(spin(ledger, 120, 660, finding=finding)) is None
+    assert hung_since(spin(ledger, 660, 665)) == 660.0
 
 
 def test_a_proof_needs_a_spin_that_lasts() -> None:
     at_work = spin(spin(opened(), 0, 60, WORKING), 60, 120, WORKING, finding=found(60, stuck=True))
-    assert hung_since(spin(at_work, 120, 400)) is None
+    assert hung_since(spin(at_work, 120, 720)) is None
     just_over = spin(spin(opened(), 0, 60), 60, 65, WORKING, finding=found(60, stuck=True))
     assert hung_since(just_over) is None
 
 
 def test_what_moves_is_acquitted_at_once() -> None:
-    ledger = spin(opened(), 0, 290)
+    ledger = spin(spin(opened(), 0, 60, WORKING), 60, 350)
     assert job_of(ledger).suspected == 2
-    ledger = spin(ledger, 290, 590, finding=found(290, moving=True))
+    ledger = spin(ledger, 350, 950, finding=found(350, moving=True))
     assert hung_since(ledger) is None
-    assert job_of(ledger).spin_since == 290 * S
-    assert hung_since(spin(ledger, 590, 600)) == 590.0, "300 s after the last movement"
+    assert job_of(ledger).spin_since == 350 * S
+    assert hung_since(spin(ledger, 950, 960)) == 950.0, "600 s after the last movement"
 
 
 def test_movement_ends_a_hang() -> None:
-    assert hung_since(spin(spin(opened(), 0, 320), 320, 325, finding=found(320, moving=True))) is None
+    ledger = spin(spin(opened(), 0, 60, WORKING), 60, 680)
+    assert hung_since(ledger) == 660.0
+    assert hung_since(spin(ledger, 680, 685, finding=found(680, moving=True))) is None
 
 
 def test_boards_that_can_only_be_suspected_are_confirmed_too() -> None:
@@ -105,10 +110,13 @@ def test_boards_that_can_only_be_suspected_are_confirmed_too() -> None:
 
 
 def test_another_job_s_spin_on_a_shared_gpu_is_left_alone() -> None:
-    ledger = spin(spin(opened(OTHER), 0, 60), 60, 65, finding=found(60, stuck=True))
+    uses = {"41": 0.05, "42": 0.05}
+    both = processes_of(SPINNING, uses)
+    ledger = spin(spin(opened(OTHER), 0, 60, processes_of(WORKING, uses)), 60, 120, both)
+    ledger = spin(ledger, 120, 125, both, found(120, stuck=True))
     assert hung_since(ledger) is None
-    ledger = spin(ledger, 65, 305, finding=found(65, moving=True))
-    assert hung_since(ledger) == 300.0
+    ledger = spin(ledger, 125, 665, both, found(125, moving=True))
+    assert hung_since(ledger) == 660.0
 
 
 def test_a_finding_about_no_known_job_is_dropped() -> None:

@@ -34,11 +34,11 @@ def port(at: float, **values: Any) -> NetworkPort:
 
 
 def opened(*owners: Owner, signals: dict[str, Any] = RESTING) -> Ledger:
-    """A ledger whose GPUs, one per job, have worked for a second and then do as `signals` say up to second 5."""
+    """A ledger whose GPUs, one per old job, have worked for a second and then do as `signals` say for 4 seconds."""
     boards = [device(f"GPU-{n}", f"{n}") for n in range(len(owners) or 1)]
     holders = owners or (Owner("41"),)
     ledger = Ledger()
-    advance(ledger, first(boards, [held(b.uuid, owner) for b, owner in zip(boards, holders, strict=True)]))
+    advance(ledger, first(boards, [held(b.uuid, owner, -60) for b, owner in zip(boards, holders, strict=True)]))
     advance(ledger, seen(1, *(reading(0, 1, uuid=b.uuid) for b in boards)))
     advance(ledger, seen(5, *(reading(1, 5, signals, uuid=b.uuid) for b in boards)))
     return ledger

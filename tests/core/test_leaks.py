@@ -156,9 +156,13 @@ def test_a_stall_for_want_of_data_needs_its_sign() -> None:
         (0.6, 0.3, True, False),
         (0.29, 0.1, True, False),
         (0.995, 0.2, True, False),
+        (0.95, 0.9, True, True),
+        (0.89, 0.8, True, False),
     ],
 )
-def test_a_slow_host_shows_as_even_gaps_between_small_kernels(engine: float, sm: float, flat: bool, host: bool) -> None:
+def test_a_slow_host_shows_as_even_gaps_that_are_short_or_between_small_kernels(
+    engine: float, sm: float, flat: bool, host: bool
+) -> None:
     shares = poured(
         WORKING,
         gr_engine_active=engine,

@@ -499,8 +499,8 @@ def test_a_job_may_speak_before_its_first_reading() -> None:
 def two_gpus(*reports: TrainingReport) -> Ledger:
     """A job on two GPUs, which work for a second, then wait for one, with all reports in the latter."""
     ledger = Ledger()
-    since: dict[str, Any] = {"gpus": 2, "start": -60.0}
-    advance(ledger, first([device(), device("GPU-1", "1")], [held(**since), held("GPU-1", **since)]))
+    holds = [held(uuid, gpus=2, start=-60.0) for uuid in ("GPU-0", "GPU-1")]
+    advance(ledger, first([device(), device("GPU-1", "1")], holds))
     for at, signals in ((1, WORKING), (2, RESTING)):
         both = reading(at - 1, at, signals), reading(at - 1, at, signals, "GPU-1")
         advance(ledger, replace(seen(at, *both), reports=reports if at == 2 else ()))

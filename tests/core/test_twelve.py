@@ -82,11 +82,11 @@ def test_a_leak_has_the_layers_and_the_team_of_its_rows(seed: LeakGuideEntry) ->
 
 @seeds
 def test_a_leak_says_who_must_speak(seed: LeakGuideEntry) -> None:
-    """At least the evidence of its rows; idle allocation can also be detected by a serving engine."""
+    """At least the evidence of its rows; that of servers is reported by the engine or estimated."""
     assert seed.evidence == tuple(kind for kind in EVIDENCE_KINDS if kind in seed.evidence)
     assert seed.evidence
     named = {kind for row in seed.rows for kind in ROWS[row].evidence.split(" or ")}
-    assert set(seed.evidence) - named == ({"engine"} if seed.number == 2 else set())
+    assert set(seed.evidence) - named == ({"engine", "estimated"} if seed.number == 2 else set())
     assert named <= set(seed.evidence)
     assert [text for text in (seed.needs, seed.watch, seed.fix) if not text.strip()] == []
 

@@ -17,6 +17,7 @@ import httpx
 import pytest
 
 from exporter import __version__
+from tests.archives import unpack
 from tests.e2e.running import ROOT, Page, environment, running, wait_for
 from tests.image.ours import wheels
 
@@ -61,8 +62,7 @@ def _made(tmp_path_factory: pytest.TempPathFactory) -> Built:
     copy = shutil.copytree(ROOT, folder / "copy", ignore=MADE_HERE)
     (wheel,) = built(copy, folder / "direct", "--wheel")
     (sdist,) = built(copy, folder / "source", "--sdist")
-    with tarfile.open(sdist) as archive:
-        archive.extractall(folder / "unpacked", filter="data")
+    unpack(sdist, folder / "unpacked")
     (again,) = built(folder / "unpacked" / NAME, folder / "again", "--wheel")
     return Built(sdist, wheel, again)
 

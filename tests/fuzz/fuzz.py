@@ -220,6 +220,7 @@ FUZZ = Group(
         "exporter/engines",
         "exporter/history",
         "exporter/host",
+        "exporter/job_files.py",
         "exporter/web/web_config.py",
         "exporter/report",
         "exporter/training",

@@ -163,6 +163,8 @@ SECTIONS: dict[str, dict[str, Any]] = {
     "reports": {"http": "127.0.0.1:1"},
     "follow": {},
     "engines": {"interval_seconds": 2},
+    "hangs": {"enabled": False},
+    "nccl": {"enabled": False},
     "history": {"keep_days": 30},
     "receipts": {},
     "specs": {"a": {"peak_flops": 1e12}},

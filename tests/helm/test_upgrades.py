@@ -7,7 +7,6 @@ without the alerts and boards, which were the project's own.
 
 import copy
 import shutil
-import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import pytest
 import yaml
 from helm_python.chart import Chart, package, values_from_yaml
 
+from tests.archives import unpack
 from tests.helm.rendering import CHART, IMAGE, Manifest, container, environ, manifests, of_kind, pod, texts, the
 
 FIXTURES = Path(__file__).parent / "fixtures"
@@ -56,8 +56,7 @@ def _over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
 def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """This version, as installed from its archive."""
     folder = tmp_path_factory.mktemp("chart")
-    with tarfile.open(package(CHART, destination=folder)) as tar:
-        tar.extractall(folder, filter="data")
+    unpack(Path(package(CHART, destination=folder)), folder)
     return folder / "gpu-efficiency"
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from exporter.config import HangSettings
 from exporter.core.ledger import Ledger
@@ -32,7 +33,7 @@ from exporter.procfs import innermost_pid
 from exporter.workloads import WorkloadProcess
 from tests.clocks import JumpClock
 from tests.nccl.ras_server import RasServer, communicator, document, missing_rank, rank_of
-from tests.worlds import SPINNING, device, first, held, reading, seen
+from tests.worlds import JOB, SPINNING, device, first, held, reading, seen
 
 PROC = Path("/proc")
 ME = os.getpid()
@@ -56,7 +57,9 @@ class Rig:
         self.investigator = HangInvestigator(
             HangSettings(ras_ports=ports, **settings), self.clock, latest=self.snapshot, proc=PROC
         )
-        advance(self.ledger, first([device("GPU-0", "5"), device("GPU-1", "6")], [held("GPU-0"), held("GPU-1")]))
+        owner = replace(JOB, hang_seconds=300.0)  # its operator's limit for counters alone
+        holds = [held("GPU-0", owner=owner), held("GPU-1", owner=owner)]
+        advance(self.ledger, first([device("GPU-0", "5"), device("GPU-1", "6")], holds))
         self._now, self.uuids = 0, ("GPU-0", "GPU-1")
 
     def snapshot(self) -> Snapshot:

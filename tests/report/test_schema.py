@@ -4,6 +4,7 @@
 """
 
 import json
+from inspect import cleandoc
 from pathlib import Path
 
 import msgspec
@@ -23,6 +24,9 @@ def schema_text() -> str:
     (report, comparison), components = msgspec.json.schema_components(
         [JobReport, ReportComparison], ref_template="#/$defs/{name}"
     )
+    for component in components.values():
+        if "description" in component:  # docstrings, whose indentation is no longer kept from Python 3.13 on
+            component["description"] = cleandoc(component["description"])
     schema = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "What `gpu-efficiency report JOBID --json` and `report --compare JOBID JOBID --json` say",

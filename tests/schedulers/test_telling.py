@@ -238,9 +238,9 @@ def test_keep_needs_no_secret_and_drop_none_either(tmp_path: Path) -> None:
 
 
 def test_the_secret_is_read_from_its_file_and_white_space_around_it_is_none_of_it(tmp_path: Path) -> None:
-    path = tmp_path / "key"
     told = []
-    for content in (KEY, KEY + b"\n", b"x" * 100, b"x" * 101):
+    for number, content in enumerate((KEY, KEY + b"\n", b"x" * 100, b"x" * 101)):
+        path = tmp_path / f"key{number}"
         path.write_bytes(content)
         path.chmod(0o400)
         mask = open_mask(PrivacySettings("hash", f"{path}"))

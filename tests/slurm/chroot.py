@@ -1,7 +1,7 @@
-"""Builds a tree with another Slurm, Debian 13's 24.11, beside the machine's own, for tests only.
+"""Builds trees of Debian 13 beside the machine's own, for tests only: one with another Slurm, 24.11.
 
 `python -m tests.slurm.chroot FOLDER`, as root, with mmdebstrap, from the Debian mirror of this machine's apt. Mounts
-nothing there: see `inside`. A folder with `.built` in it is complete.
+nothing there: see `inside`. A folder with `.built` in it is complete. `tests.pythons` builds another, for its Python.
 """
 
 import shutil
@@ -27,8 +27,8 @@ def built(folder: Path = BUILT) -> Path | None:
     return folder if (folder / ".built").is_file() else None
 
 
-def build(folder: Path) -> None:
-    """Build it, completely or not at all. Raises ChrootError."""
+def build(folder: Path, *, packages: str = _PACKAGES) -> None:
+    """Build it with these packages, completely or not at all. Raises ChrootError."""
     if shutil.which("mmdebstrap") is None:
         raise ChrootError("mmdebstrap is not installed: apt-get install mmdebstrap")
     draft = folder.with_name(f"{folder.name}.draft")
@@ -36,7 +36,7 @@ def build(folder: Path) -> None:
         if old.exists():
             shutil.rmtree(old)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    words = ["mmdebstrap", "--quiet", "--variant=minbase", f"--include={_PACKAGES}", _RELEASE, f"{draft}", mirror()]
+    words = ["mmdebstrap", "--quiet", "--variant=minbase", f"--include={packages}", _RELEASE, f"{draft}", mirror()]
     done = subprocess.run(words, stderr=subprocess.PIPE, text=True, timeout=_SECONDS, check=False)
     if done.returncode:
         shutil.rmtree(draft, ignore_errors=True)

@@ -1,11 +1,12 @@
 """Runs programs of another root, with the machine's /proc, /sys and /dev mounted there.
 
 The mounts are in a mount namespace of their own (mount_namespaces(7)): other processes do not see them, and they end
-with the processes in it. Only for short commands and for programs that daemonize.
+with the processes in it. The root is mounted on itself, because unshare(1), run there, refuses a root that is no mount
+point. Only for short commands and for programs that daemonize.
 """
 
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -14,8 +15,15 @@ SECONDS = 30.0
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _MOUNT = """
 set -e
-for tree in proc sys dev; do mount --rbind "/$tree" "$1/$tree"; done
-mount --bind /etc/hosts "$1/etc/hosts"
+root=$1
+shift
+mount --bind "$root" "$root"
+for tree in proc sys dev; do mount --rbind "/$tree" "$root/$tree"; done
+mount --bind /etc/hosts "$root/etc/hosts"
+for shared; do
+  mkdir -p "$root$shared"
+  mount --bind "$shared" "$root$shared"
+done
 echo mounted
 exec sleep infinity
 """
@@ -24,13 +32,15 @@ exec sleep infinity
 class Inside:
     """A root, `/` or a complete tree below it, whose programs can run as any user."""
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
+    def __init__(self, root: Path, *, shared: Sequence[Path] = ()) -> None:
+        """`shared`: the machine's folders that its programs see too, at the same paths."""
+        self.root, self._shared = root, [f"{folder}" for folder in shared]
         self._keeper: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> Self:
         if self.root != Path("/"):
             words = ["unshare", "--mount", "--propagation", "private", "sh", "-c", _MOUNT, "sh", f"{self.root}"]
+            words += self._shared
             self._keeper = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
             assert self._keeper.stdout is not None
             said = self._keeper.stdout.readline()

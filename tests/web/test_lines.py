@@ -3,13 +3,13 @@
 import itertools
 import select
 import socket
-import ssl
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
+from exporter.tls import client_context
 from exporter.web.security import WebConfigWatcher
 from exporter.web.server import ConnectionLimits
 from tests.certificates import Authority
@@ -201,7 +201,7 @@ def test_a_handshake_that_does_not_end_is_ended(tmp_path: Path, authority: Autho
 
 
 def test_handshakes_under_way_make_room_as_well(tmp_path: Path, authority: Authority) -> None:
-    trusted = ssl.create_default_context(cafile=f"{authority.certificate}")
+    trusted = client_context(f"{authority.certificate}")
     with secured(tmp_path, authority, connections=3, handshake_seconds=600) as site, ExitStack() as stack:
         lines = [stack.enter_context(site.line()) for _ in range(3)]
         for line in lines:

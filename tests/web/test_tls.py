@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from exporter.config import ConfigError
+from exporter.tls import client_context
 from exporter.web.security import WebConfigWatcher
 from exporter.web.web_config import certificate_names, create_ssl_context, load_web_config
 from tests.certificates import Authority, openssl
@@ -32,7 +33,7 @@ def config(folder: Path, *lines: str, cert: str = "server.crt", key: str = "serv
 
 
 def trusting(folder: Path, client: str = "") -> ssl.SSLContext:
-    context = ssl.create_default_context(cafile=f"{folder / 'ca.pem'}")
+    context = client_context(f"{folder / 'ca.pem'}")
     if client:
         context.load_cert_chain(folder / f"{client}.crt", folder / f"{client}.key")
     return context

@@ -24,6 +24,7 @@ from exporter.clock import Backoff
 from exporter.redact import redact_secrets
 from exporter.registry import KubernetesSettings as Settings
 from exporter.schedulers.kubernetes.objects import ApiStatus, ObjectList, ObjectMeta, WatchEvent
+from exporter.tls import client_context
 
 
 class ApiObject(Protocol):
@@ -94,7 +95,7 @@ class ApiServer(Struct, frozen=True):
     def tls(self) -> ssl.SSLContext:
         """Return a TLS context with the current CA file. Raises ApiError."""
         try:
-            return ssl.create_default_context(cafile=self.ca_file if self.url.startswith("https:") else None)
+            return client_context(self.ca_file if self.url.startswith("https:") else None)
         except OSError as err:
             raise ApiError(f"{self.ca_file} cannot be used as the API server's CA: {err}") from err
 

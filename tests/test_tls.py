@@ -1,0 +1,53 @@
+"""Certificates that Python 3.13's defaults refuse are accepted by this program's clients on every Python."""
+
+import ssl
+from pathlib import Path
+
+import pytest
+
+from exporter.tls import client_context
+from tests.certificates import Authority
+
+STRICT = ssl.create_default_context
+
+
+def strict(*, cafile: str) -> ssl.SSLContext:
+    """Return the default context of Python 3.13."""
+    context = STRICT(cafile=cafile)
+    context.verify_flags |= ssl.VERIFY_X509_STRICT
+    return context
+
+
+def handshake(client: ssl.SSLContext, certificate: Path, key: Path, *, name: str = "localhost") -> None:
+    """Connect the two ends in memory. Raises ssl.SSLError if the client refuses the certificate."""
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(certificate, key)
+    up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = [client.wrap_bio(down, up, server_hostname=name), server.wrap_bio(up, down, server_side=True)]
+    while ends:
+        for end in tuple(ends):
+            try:
+                end.do_handshake()
+                ends.remove(end)
+            except ssl.SSLWantReadError:
+                continue
+
+
+def test_a_certificate_without_the_extensions_of_rfc_5280_is_accepted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authority = Authority(tmp_path)
+    certificate, key = authority.issue("node")
+    monkeypatch.setattr(ssl, "create_default_context", strict)
+    with pytest.raises(ssl.SSLCertVerificationError, match="CA cert does not include key usage extension"):
+        handshake(strict(cafile=f"{authority.certificate}"), certificate, key)
+    handshake(client_context(f"{authority.certificate}"), certificate, key)
+
+
+def test_another_authority_and_another_name_are_refused(tmp_path: Path) -> None:
+    authority, other = Authority(tmp_path), Authority(tmp_path, "other")
+    certificate, key = authority.issue("node")
+    with pytest.raises(ssl.SSLCertVerificationError, match=r"self-signed|unable to get local issuer"):
+        handshake(client_context(f"{other.certificate}"), certificate, key)
+    with pytest.raises(ssl.SSLCertVerificationError, match="Hostname mismatch"):
+        handshake(client_context(f"{authority.certificate}"), certificate, key, name="other.example")
