@@ -60,7 +60,7 @@ def check_reading(reading: Reading, simulation: Simulation) -> None:
     """Assert what holds for every physical board."""
     board = simulation.board
     signals = msgspec.structs.asdict(reading)
-    assert signals.pop("int_active") is None  # GPM has no such metric
+    assert signals.pop("int_active") is None  # the boards here do not count integer instructions
     ratios = [value for name, value in signals.items() if name.endswith("_active")]
     assert all(0 <= ratio <= 1 for ratio in ratios)
     assert reading.tensor_active is not None

@@ -11,7 +11,7 @@ from typing import Any
 PEAK, REFERENCE_MHZ, BANDWIDTH = 989.4e12, 1830, 3.35e12
 """An H100 SXM: dense BF16 FLOP/s, the clock they hold at, bytes a second."""
 RATIO = {"bf16": 1.0, "fp16": 1.0, "tf32": 0.5, "fp8": 2.0}
-_SIGNALS = "util gr sm occ tensor dram fp64 fp32 fp16 pcie_tx pcie_rx nvlink_tx nvlink_rx"
+_SIGNALS = "util gr sm occ tensor dram fp64 fp32 fp16 int pcie_tx pcie_rx nvlink_tx nvlink_rx"
 IDLE = "; ".join(f"{name} 0" for name in _SIGNALS.split())
 PRODUCTS = [
     (f"{dtype}_{size}", dtype)

@@ -243,7 +243,7 @@ def test_a_copy_below_the_ceiling_of_the_spec_is_short_of_memory_bound(command: 
 
 def test_fp8_counted_at_the_sixteen_bit_peak_is_seen(command: Command) -> None:
     """The FLOP/s are those of 30 % of the FP8 peak; the counter shows 60 %."""
-    outcome = command.play({"fp8_8192": played.product("fp8", tensor=30, mhz=1980, off=30)})
+    outcome = command.play({"fp8_8192": played.product("fp8", tensor=30, mhz=1830, off=30)})
     assert outcome.answer("FP8").startswith("fp8: no, the counter implies a peak of 1.000")
 
 
