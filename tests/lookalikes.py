@@ -250,8 +250,8 @@ def _pace(bubble: float) -> Callable[[BoardModel, int], Program]:
 
 _EXCHANGE_MS = 8 * MINUTE_MS
 LOOKALIKES: dict[str, Scenario] = {
-    # Stuck.
-    "missing_rank": Scenario(_ranks(_missing_rank), 1320, "one rank stops, the others wait", min_gpus=2),
+    # Stuck, for half an hour where a GPU rests or nothing has worked, so that the default policy calls it hung.
+    "missing_rank": Scenario(_ranks(_missing_rank), 2520, "one rank stops, the others wait", min_gpus=2),
     "all_ranks_wait": Scenario(
         _ranks(_all_wait), 1320, "every rank waits in a collective, none is to blame", min_gpus=2
     ),
@@ -261,9 +261,9 @@ LOOKALIKES: dict[str, Scenario] = {
     "missing_node": Scenario(_across(_half_the_job), 1320, "one node of two stops, the other waits"),
     "nic_hang": SCENARIOS["nic_hang"],
     "one_gpu_hang": Scenario(_alone(_one_gpu), 1320, "the only kernel of a one-GPU job waits for ever"),
-    "startup_hang": Scenario(_ranks(_at_startup), 960, "the first collective of a job never ends", min_gpus=2),
+    "startup_hang": Scenario(_ranks(_at_startup), 2100, "the first collective of a job never ends", min_gpus=2),
     "smoothed_hang": Scenario(_smoothed, 1320, "all ranks wait on boards that hold their power up", min_gpus=2),
-    "hang_beside_training": Scenario(_beside_another, 1320, "one of two jobs on a node is stuck", min_gpus=4),
+    "hang_beside_training": Scenario(_beside_another, 2520, "one of two jobs on a node is stuck", min_gpus=4),
     # Waiting, and going on.
     "rank0_checkpoint": SCENARIOS["rank0_checkpoint"],
     "rank0_long_checkpoint": Scenario(

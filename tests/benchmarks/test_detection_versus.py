@@ -190,7 +190,7 @@ def test_a_hang_on_a_blind_board_counts_beside_the_others() -> None:
     assert (blind.blind[NCCL].true, blind.blind["tickets"].true, blind.scores["hang"].quiet) == (1, 1, 1)
     assert not blind.scores.keys() & {NCCL, "0", "1", "2", "5"}
     assert {"3", "4", "6", "7"} < blind.scores.keys()
-    assert seen.took["hang"] == pytest.approx([300], abs=30)
+    assert seen.took["hang"] == pytest.approx([1800], abs=30)  # a rank rests: it might evaluate
     assert seen.took[NCCL] == [600.0]
 
 
