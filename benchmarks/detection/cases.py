@@ -75,7 +75,14 @@ class Case(Struct, frozen=True, kw_only=True):
     grace: float = 0.0
     """Seconds that a hang may take longer, by the rule as it is written: a stray reading costs 19 times its length."""
     brief: bool = False
-    """The hang is over before a ticket is due."""
+    """The hang is over before anything is due."""
+    rests: bool = False
+    """A GPU of the job that hangs rests, or the job has never worked: it might evaluate, save or load."""
+
+    @property
+    def deadlines(self) -> tuple[int, int]:
+        """Seconds within which a hang must be suspected and confirmed, beside two sampling periods."""
+        return (1500, 1800) if self.rests else (120, 600)
 
     @property
     def long(self) -> bool:
@@ -137,15 +144,15 @@ def _look(name: str, story: str = "", **more: object) -> Case:
 _LOST = Label("lost", _in("off the bus"))
 _GONE = _in("held without a process")
 STUCK = (
-    _hang("missing_rank", "missing_rank", "one rank never comes", gpus=4),
+    _hang("missing_rank", "missing_rank", "one rank never comes", gpus=4, rests=True),
     _hang("all_ranks_wait", "all_ranks_wait", "all ranks wait", gpus=3),
     _hang("deadlock_across_nodes", "deadlock_across", "all ranks wait", nodes=2),
     _hang("missing_node", "missing_node", "the other node never comes", nodes=2),
     _hang("nic_hang", "nic_hang", "the network card never answers"),
     _hang("one_gpu_hang", "one_gpu_hang", "a kernel waits for ever", gpus=1),
-    _hang("startup_hang", "startup_hang", "the first collective never ends"),
+    _hang("startup_hang", "startup_hang", "the first collective never ends", rests=True),
     _hang("smoothed_hang", "smoothed_hang", "all ranks wait", boards=("B200-SXM",)),
-    _hang("hang_beside_training", "hang_beside_training", "one rank never comes", gpus=4),
+    _hang("hang_beside_training", "hang_beside_training", "one rank never comes", gpus=4, rests=True),
     _hang("mig_hang", "one_gpu_hang", "a kernel waits for ever", twist="mig", whole=True, gpus=1,
           boards=("H100-SXM5-80GB", "A100-SXM4-80GB", "B200-SXM")),
     _hang("hang_with_stray_readings", "all_ranks_wait", "all ranks wait", twist="stray", whole=True, periods=(1,),

@@ -15,7 +15,7 @@ from msgspec import Struct, field
 from benchmarks.detection.cases import BEYOND, CASES, DETECTORS, Case, Detector, Draw, draw
 from benchmarks.detection.play import Findings, played, simulations, stories
 from benchmarks.detection.rules import GUARDS, THUMBS, Watch, without_guard
-from benchmarks.detection.score import CONFIRM, SUSPECT, Score, merged, onsets, provable, truth
+from benchmarks.detection.score import Score, merged, onsets, provable, truth
 from benchmarks.detection.watchdog import TIMEOUT, collective_timeouts
 from exporter.core.model import MS, SECOND
 from exporter.simulate.simulation import Simulation
@@ -64,12 +64,15 @@ def run(name: str, seed: int, *, guards: bool = False) -> Run:
     found, proof = play(look=watch.look), provable(case, drawn)
     judge = partial(_judged, f"{name}/{seed}", early=drawn.period * SECOND)
     hangs = true.get("hang", {})
-    paged = hangs if proof == "confirmed" else {}
-    scores: dict[str, Score] = {d: judge(found.by[d], _to_find(d, true.get(d, {}), proof, drawn)) for d in DETECTORS}
+    due = {} if case.brief else hangs
+    paged = due if proof == "confirmed" else {}
+    scores: dict[str, Score] = {
+        d: judge(found.by[d], _to_find(d, due if d == "hang" else true.get(d, {}), proof, drawn)) for d in DETECTORS
+    }
     scores |= {
         "ungated": judge(found.ungated, paged),
-        "suspected": judge(found.suspected, hangs if proof != "nothing" else {}),
-        "tickets": judge(found.tickets, hangs if proof == "suspected" and not case.brief else {}),
+        "suspected": judge(found.suspected, due if proof != "nothing" else {}),
+        "tickets": judge(found.tickets, due if proof == "suspected" else {}),
     }
     begun, lasts = onsets(case, nodes), nodes[0].duration_ms * MS - 2 * drawn.period * SECOND
     others = _others(watch, nodes)
@@ -80,7 +83,7 @@ def run(name: str, seed: int, *, guards: bool = False) -> Run:
     blind["tickets"] = judge(found.tickets, hangs)
     toothless = {guard: judge(play(policy=without_guard(guard)).by["hang"], paged) for guard in GUARDS if guards}
     ours = {**{str(name): words for name, words in found.by.items()}, "tickets": found.tickets}
-    late = tuple(_late(case, drawn, found, hangs, proof))
+    late = tuple(_late(case, drawn, found, due, proof))
     return Run(
         name, seed, drawn, proof, scores, late, toothless, _took(ours | others, begun), blind if unproven else {}
     )
@@ -127,14 +130,13 @@ def _judged(label: str, told: dict[str, int], subjects: dict[str, int], *, early
 def _late(case: Case, drawn: Draw, found: Findings, hangs: dict[str, int], proof: str) -> Iterable[str]:
     """Which deadlines of a true hang were not kept."""
     allowed = 2 * drawn.period + case.grace
-    asked = {"nothing": (), "suspected": ((SUSPECT, found.suspected),)}.get(
-        proof, ((SUSPECT, found.suspected), (CONFIRM, found.by["hang"]))
-    )
-    for seconds, told in asked:
+    words = ("suspected", found.suspected), ("confirmed", found.by["hang"])
+    count = {"nothing": 0, "suspected": 1}.get(proof, 2)
+    for (word, told), seconds in tuple(zip(words, case.deadlines, strict=True))[:count]:
         for job, since in hangs.items():
             took = (told[job] - since) / SECOND if job in told else float("inf")
             if took > seconds + allowed:
-                yield f"{case.name}: {took:.0f} s, not {seconds} + {allowed:.0f}"
+                yield f"{case.name}: {word} after {took:.0f} s, not {seconds} + {allowed:.0f}"
 
 
 def runs(cases: Iterable[Case], seeds: Iterable[int], *, guards: bool = False) -> list[Run]:

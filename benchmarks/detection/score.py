@@ -19,8 +19,6 @@ from exporter.simulate.simulation import Simulation
 Subjects = dict[str, int]
 """Who is in trouble, and nanoseconds from the story's beginning since when: jobs for a hang, GPUs for the rest."""
 _Z = 1.959964  # of 95 %
-SUSPECT, CONFIRM = 120, 300
-"""Seconds within which a hang must be suspected and confirmed, beside two sampling periods."""
 
 
 def truth(case: Case, nodes: Sequence[Simulation]) -> dict[Detector, Subjects]:
