@@ -500,7 +500,8 @@ def _hang_windows_of_job(criteria: Criteria, gpus: list[Gpu], activity: Activity
         criteria,
         own=own_hang_window(owner),
         longest=longest[len(longest) // 2] if longest else 0,
-        alone=begun and uuids <= busy,
+        begun=begun,
+        alone=uuids <= busy,
         works=not uuids.isdisjoint(works),
     )
 

@@ -149,20 +149,24 @@ def own_hang_window(owner: Owner) -> int:
     return 0 if owner.hang_seconds is None else _ns(owner.hang_seconds)
 
 
-def hang_windows(criteria: Criteria, *, own: int, longest: int, alone: bool, works: bool) -> tuple[int, int]:
+def hang_windows(
+    criteria: Criteria, *, own: int, longest: int, begun: bool, alone: bool, works: bool
+) -> tuple[int, int]:
     """How long a GPU must spin to be hung, and to be suspected to be, in nanoseconds.
 
     `own`: the limit that the operator set for the job, which then applies to every case, or 0; `longest`: how long the
-    job spun before, and then worked; `alone`: no other GPU of the job does anything else. Where one rests, its process
-    may evaluate or save on the CPU; where one works, the others wait for it, and only after twice that time it is taken
-    to work for ever.
+    job spun before, and then worked; `begun`: it has worked; `alone`: no other GPU of the job does anything else.
+    Where one rests, or before the first work, a process may compute or save on the CPU; where one works, the others
+    wait for it, and only after twice that time it is taken to work for ever.
     """
     policy = criteria.policy
-    if alone or own:
+    if own or (alone and begun):
         hang = own or max(criteria.hang, round(longest * policy.hang_earlier_factor))
         return hang, min(hang, criteria.hang_suspect)
     hang = max(criteria.hang_peer, round(longest * policy.hang_earlier_peer_factor))
-    return (2 * hang, hang) if works else (hang, hang - hang // 6)
+    if works:
+        return 2 * hang, hang
+    return hang, min(hang, criteria.hang_suspect) if alone else hang - hang // 6
 
 
 def _ns(seconds: float) -> int:

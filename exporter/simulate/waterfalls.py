@@ -135,11 +135,13 @@ def _short_kernels(setting: Setting, *, memory: float, hold_ms: int, start_ms: i
 
 def _training(setting: Setting) -> Plan:
     board = setting.board
-    pretrain = SimulatedJob(
-        owner=batch_owner(setting, 1, "pretrain"),
-        slots=tuple(range(8)),
-        stages=lambda _: _pretraining(board),
-        reporting=ReportingOptions(run="pretrain", every_ms=10_000, times=("data", "communication", "bubble")),
+    pretrain = impatient(
+        SimulatedJob(
+            owner=batch_owner(setting, 1, "pretrain"),
+            slots=tuple(range(8)),
+            stages=lambda _: _pretraining(board),
+            reporting=ReportingOptions(run="pretrain", every_ms=10_000, times=("data", "communication", "bubble")),
+        )
     )
     small = _short_kernels(setting, memory=0.4, start_ms=0, hold_ms=9_900_000)
     large = _short_kernels(setting, memory=0.85, start_ms=9_900_000, hold_ms=18_900_000)

@@ -61,13 +61,17 @@ def amid(name: str, story: Story, begin: int, *due: Due) -> dict[str, Case]:
 
 # -- alerts that are due --
 
-# The daemon confirms a hang after five minutes.
-_PAGE = (300, 360)
-# It suspects one after two, and the alert waits for ten more.
+# A node whose GPUs all spin suspects a hang after two minutes, and the alert waits for ten more. One of whose GPUs one
+# rests, for its process may evaluate or save, confirms it after thirty: then no GPU of the job works.
+_PAGE = (1800, 1890)
 _SUSPECTED = (720, 810)
-_EVALUATES = Due("JobHungSuspected", "41001", "rank 0 evaluates", _SUSPECTED)
+# A rank that rests may be evaluating: that it is waited for is a ticket, not a hang.
+_EVALUATES = Due("StragglerRank", "41001", "rank 0 evaluates", (600, 1320))
 _EVALUATES_ELSEWHERE = Due("JobHungSuspected", "40500", "rank 0 evaluates", _SUSPECTED)
-_DEADLOCK = Due("JobDeadlocked", "40500", "one rank never comes", _PAGE)
+_DEADLOCK = (
+    Due("JobHungSuspected", "40500", "one rank never comes", _SUSPECTED),
+    Due("JobDeadlocked", "40500", "one rank never comes", _PAGE),
+)
 _GONE = Due("GPUAllocatedWithoutProcess", "41000", "held without a process", (2700, 2820))
 _RESTS = Due("GPUZombie", "41000", "a context and no kernel", (1800, 1920))
 _LEFT = Due("GPUUnownedProcess", "n0", "free", (600, 720))
@@ -105,8 +109,8 @@ LOOKALIKES: Mapping[str, Case] = {
     **amid("training on two nodes", Story(name="healthy_across", nodes=2), 720),
 }
 TROUBLES: Mapping[str, Case] = {
-    "deadlock": Case(Story(name="missing_across", nodes=2), (_DEADLOCK,)),
-    **amid("deadlock", Story(name="missing_across", nodes=2, seconds=2100), 720, _DEADLOCK),
+    "deadlock": Case(Story(name="missing_across", nodes=2, seconds=2400), _DEADLOCK),
+    **amid("deadlock", Story(name="missing_across", nodes=2, seconds=2400), 720, *_DEADLOCK),
     "deadlock at the start": Case(Story(name="startup_hang", seconds=2400), _NEVER_BEGAN),
     "hang without profiling fields": Case(
         Story(name="all_ranks_wait", missing=PROFILED, seconds=2400),
@@ -114,10 +118,8 @@ TROUBLES: Mapping[str, Case] = {
     ),
     "lost GPU": Case(
         Story(name="lost_gpu", gpus=3),
-        (
-            Due("GPULost", "n0", "off the bus", (120, 180)),
-            Due("JobDeadlocked", "41001", "a peer is gone", _PAGE),
-        ),
+        # Its peers spin for ten minutes, until the watchdog of the collective library ends the job.
+        (Due("GPULost", "n0", "off the bus", (120, 180)),),
     ),
     "straggler, every step": Case(
         Story(name="straggler", gpus=8, seconds=2400),
@@ -132,7 +134,7 @@ TROUBLES: Mapping[str, Case] = {
     "leaked process": Case(Story(name="leaked_process"), (_LEFT,)),
     **amid("leaked process", Story(name="leaked_process", seconds=2400), 1350, _LEFT),
     "keeper": Case(
-        Story(name="keeper", gpus=1, every=60, seconds=4500), (Due("GPUZombie", "41000", "resting", (1800, 2040)),)
+        Story(name="keeper", gpus=1, every=60, seconds=4500), (Due("GPUZombie", "41000", "resting", (1800, 2400)),)
     ),
     "zombie notebook": Case(
         Story(name="zombie_notebook", gpus=1, period=30, every=60, seconds=8400),

@@ -42,7 +42,7 @@ NOTEBOOK = Owner(
 )  # fmt: skip
 SWEEP = replace(NEXT, job_id="4900", name="sweep", nodes=1)
 CONFIG = f"""
-{faster_policy(zombie_interactive_seconds=480)}
+{faster_policy(zombie_interactive_seconds=480, hang_seconds=300, hang_peer_seconds=300)}
 blind_coverage_share = 0.8
 
 [[prices]]

@@ -273,6 +273,8 @@ def interrupted(tmp_path: Path, *names: str) -> list[str]:
     master, slave = pty.openpty()
     words = command("backfill", *names, "-o", "history.om", "--step", "1s")
     with os.fdopen(master, "rb", buffering=0) as seen, os.fdopen(slave, "wb") as terminal:
+        # A shell starts what it puts into the background with this signal ignored, and so would be all that it starts.
+        words = ["env", "--default-signal=INT", *words]
         program = subprocess.Popen(words, cwd=tmp_path, env=environment(TERM="xterm"), stderr=terminal)
         try:
             wait_for(lambda: "%" in drawn_on(screen, drawn, seen)[0], "it says how far it is")

@@ -98,6 +98,10 @@ ONLY_WHERE_IT_OCCURRED = {
         "job_spin_since_timestamp_seconds", "job_target_reached_timestamp_seconds",
         "job_tensor_parallel_lost_bytes_per_second", "job_time_limit_seconds", "job_unneeded_seconds_total",
         "job_zombie_limit_seconds", "last_xid", "price_per_kwh", "scheduler_unanswered_seconds", "shared_seconds_total",
+        "c2c_bytes_per_second", "job_collective_bus_bytes_per_second", "job_collective_bytes_total",
+        "job_collective_seconds_total", "job_collectives_total", "job_communication_ratio", "job_cpu_cores",
+        "job_hang_culprit", "job_pressure_ratio", "job_slowest_rank", "job_stall_seconds_total", "rdma_active",
+        "rdma_bytes_total", "rdma_rate_bytes_per_second", "rdma_wait_ticks_total", "video_engine_ratio",
         "spin_dram_active_ratio", "spin_link_bytes_per_second",
         "spin_since_timestamp_seconds", "unobserved_seconds_total", "workload_messages_total",
     )

@@ -234,7 +234,12 @@ def test_what_no_row_moves_is_said(ask: Callable[[str], dict[str, Any]]) -> None
 def test_the_pages_of_a_node_and_its_recording_give_the_same_answer(
     ask: Callable[[str], dict[str, Any]], tmp_path: Path, tried: str
 ) -> None:
-    """Work that is lost differs: its page does not say how much of a minute was work."""
+    """Work that is lost differs: its page does not say how much of a minute was work.
+
+    Nor that a job has worked for long and may rest longer: that is switched off.
+    """
+    (tmp_path / "plain.toml").write_text("[policy]\nzombie_worked_factor = 1\n")
+    tried = f"{tried} --config {tmp_path / 'plain.toml'}"
     with TraceWriter(tmp_path / "node.jsonl", TraceHeader()) as trace:
         for observation in node():
             trace.append(observation)

@@ -98,7 +98,7 @@ def tidal(hours: int) -> Scenario:
 
     def plan(setting: Setting) -> Plan:
         def stages(_: object) -> Stages:
-            yield _steps(products(setting.board, 1000, tensor=0.5, dram=0.3, sm=0.9), FOREVER_MS, setting)
+            yield _steps(products(setting.board, 1000, tensor=0.5, dram=0.3, sm=0.96), FOREVER_MS, setting)
 
         quarter = setting.gpus // 4
         serve = SimulatedJob(
