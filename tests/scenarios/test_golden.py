@@ -118,7 +118,7 @@ FINAL_STATES = {
     "memory_bound_decode": {("active", "computing")},
     "nic_hang": {("hung", "spinning")},
     "rank0_checkpoint": {("active", "computing")},
-    "rank0_evaluation": {("active", "computing"), ("hung", "spinning")},
+    "rank0_evaluation": {("active", "computing")},
     "serving_lull": {("active", "computing")},
     "spin_kernel": {("hung", "spinning")},
     "straggler": {("active", "computing")},

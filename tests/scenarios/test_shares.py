@@ -80,20 +80,22 @@ def test_by_the_truth(run: Run) -> None:
 
 @everything
 def test_what_waiting_is_called(run: Run) -> None:
-    """Only a starved input is called one, only a small-kernel or a server's pauses host overhead; the rest stays open.
+    """Only a starved input is called one; host overhead at most the gaps of a server, or of a GPU that hardly rests.
 
-    Elsewhere the one minute after start-up may be: weights came in a burst, and kernels followed in the same minute.
-    It holds 60 s x 12 ms / 462 ms = 1.6 s of pauses at most.
+    The rest stays unattributed: every kernel here fills half its SMs, or never pauses.
     """
     for uuid in run.uuids:
-        booked = spent(run, uuid)
+        booked, gaps = spent(run, uuid), 0.0
+        for r in run.readings(uuid):
+            g = r.gr_engine_active or 0.0
+            least = 0.3 if run.case.scenario == "memory_bound_decode" else 0.9
+            gaps += (1 - g) * (r.end - r.start) / SECOND if least <= g <= 0.99 else 0.0
+        assert booked["host_overhead"] <= gaps + ROUNDING * run.end / SECOND
         if run.case.scenario == "memory_bound_decode":
             # 0.4 ms of pause in each 25 to 30 ms, but for the first two minutes, of which the engine is not even yet.
             assert 0.01 < booked["host_overhead"] / (run.end / SECOND) < 0.4 / 25
-        else:
-            assert booked["host_overhead"] == 0  # every kernel here fills half its SMs, or never pauses
         if run.case.scenario != "input_starved_training":
-            assert booked["data_stall"] <= 1.7
+            assert booked["data_stall"] == 0
 
 
 @pytest.mark.parametrize("run", cases("input_starved_training"), indirect=True, ids=str)

@@ -23,7 +23,7 @@ OWNER, SPEC, UTILIZATION = ("owner",), ("spec",), ("gpu_utilization",)
 
 SLACK = ("exposed_communication", "memory_bound", "low_parallelism", "other_compute")
 KERNELS = (*SLACK, "throttled", "useful")
-WAITING = ("startup", "checkpoint", "unattributed_stall")
+WAITING = ("startup", "checkpoint", "host_overhead", "unattributed_stall")
 BUSY, REST = ("active", "computing"), ("stalled", "idle_context")
 HUNG, CULPRIT = ("hung", "spinning"), ("hung", "culprit")
 LEFT, FREE, BLIND = ("unowned", "leaked_process"), ("unallocated", "free"), ("unobserved", "no_engine_signal")
@@ -132,7 +132,7 @@ ROWS = (
     Row("deadlock", SPEC, "hung needs no peak; what was computed before is unresolved", (HUNG, HUNG, HUNG, CULPRIT),
         gone=(*SLACK, "useful"), grown=("unresolved",)),
     Row("deadlock", OWNER, "nobody's GPU is never hung: whoever spins there is a leak", (LEFT, LEFT, LEFT, FREE),
-        gone=("hung", "startup", "unattributed_stall", *SLACK, "useful"), grown=("idle_allocation",)),
+        gone=("hung", "startup", "host_overhead", "unattributed_stall", *SLACK, "useful"), grown=("idle_allocation",)),
     Row("deadlock", PROCESSES, "hung needs no process list", (HUNG, HUNG, HUNG, CULPRIT)),
     Row("deadlock", NVLINK, "what a board cannot have does not keep it from being hung", (HUNG, HUNG, HUNG, CULPRIT),
         board="L40S"),
@@ -151,7 +151,7 @@ ROWS = (
     Row("lost_gpu", DRAM, "lost is the driver's word; the siblings wait for it all the same",
         (FREE, FREE, ("unavailable", "lost")), gone=("memory_bound",), grown=("other_compute",)),
     Row("lost_gpu", OWNER, "nobody's, and still lost", (FREE, FREE, ("unavailable", "lost")),
-        gone=("startup", "unattributed_stall", *SLACK, "useful"), grown=("idle_allocation",)),
+        gone=("startup", "host_overhead", "unattributed_stall", *SLACK, "useful"), grown=("idle_allocation",)),
     Row("telemetry_outage", POWER, "the silence is as long, with or without power", (BUSY, BUSY)),
     Row("copy_loop", DRAM, "full speed by the driver's word, but why it computes nothing is unknown", (BUSY,),
         gone=("memory_bound",), grown=("other_compute",), moved=("startup", "unattributed_stall")),
