@@ -15,8 +15,8 @@ from exporter.core.snapshot import JobView, Snapshot
 
 _WORK = (LEAK_NAMES.index("checkpoint"), LEAK_NAMES.index("data_stall"))
 _RATE = 120 * SECOND
-_BLIND = 6 * 600 * SECOND
-"""How much longer a spin must last while a GPU of the job cannot be seen: six times `hang_seconds`."""
+_BLIND = 3 * 600 * SECOND
+"""How much longer a spin must last while a GPU of the job cannot be seen: three times `hang_seconds`."""
 
 
 class Pager(Struct):

@@ -62,8 +62,8 @@ def amid(name: str, story: Story, begin: int, *due: Due) -> dict[str, Case]:
 # -- alerts that are due --
 
 # A node whose GPUs all spin suspects a hang after two minutes, and the alert waits for ten more. One of whose GPUs one
-# rests, for its process may evaluate or save, confirms it after thirty: then no GPU of the job works.
-_PAGE = (1800, 1890)
+# rests, for its process may evaluate or save, suspects one after twenty-five: then no GPU of the job works.
+_PAGE = (1500, 1590)
 _SUSPECTED = (720, 810)
 # A rank that rests may be evaluating: that it is waited for is a ticket, not a hang.
 _EVALUATES = Due("StragglerRank", "41001", "rank 0 evaluates", (600, 1320))
@@ -71,6 +71,11 @@ _EVALUATES_ELSEWHERE = Due("JobHungSuspected", "40500", "rank 0 evaluates", _SUS
 _DEADLOCK = (
     Due("JobHungSuspected", "40500", "one rank never comes", _SUSPECTED),
     Due("JobDeadlocked", "40500", "one rank never comes", _PAGE),
+)
+# A daemon or a Prometheus that was restarted needs its time anew.
+_INTERRUPTED_DEADLOCK = (
+    Due("JobHungSuspected", "40500", "one rank never comes", (720, 1300)),
+    Due("JobDeadlocked", "40500", "one rank never comes", (1500, 2200)),
 )
 _GONE = Due("GPUAllocatedWithoutProcess", "41000", "held without a process", (2700, 2820))
 _RESTS = Due("GPUZombie", "41000", "a context and no kernel", (1800, 1920))
@@ -110,7 +115,7 @@ LOOKALIKES: Mapping[str, Case] = {
 }
 TROUBLES: Mapping[str, Case] = {
     "deadlock": Case(Story(name="missing_across", nodes=2, seconds=2400), _DEADLOCK),
-    **amid("deadlock", Story(name="missing_across", nodes=2, seconds=2400), 720, *_DEADLOCK),
+    **amid("deadlock", Story(name="missing_across", nodes=2, seconds=3000), 720, *_INTERRUPTED_DEADLOCK),
     "deadlock at the start": Case(Story(name="startup_hang", seconds=2400), _NEVER_BEGAN),
     "hang without profiling fields": Case(
         Story(name="all_ranks_wait", missing=PROFILED, seconds=2400),

@@ -49,7 +49,7 @@ def test_the_demo_has_hours_behind_it_and_something_to_find(demo: Daemon) -> Non
     assert len(page.states()) == 8
     assert min(page.by("gpu", "paid_seconds_total").values()) >= 3 * 3600
     states = [state for state, _ in page.states().values()]
-    assert (states.count("zombie"), states.count("active") >= 5) == (1, True)
+    assert (states.count("zombie"), states.count("active") >= 5) == (1, True), page.states()
     assert all(page.total("seconds_total", leak=leak) > 0 for leak in ("useful", "idle_allocation", "memory_bound"))
     later = demo.after(2)
     assert later.total("paid_seconds_total") > page.total("paid_seconds_total")
