@@ -304,12 +304,10 @@ def test_replayed_metrics_are_the_same_bytes_each_time_and_say_that_they_are_no_
 
 
 def test_a_policy_changes_what_a_replay_finds(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "strict.toml").write_text(
-        "[policy]\nhang_seconds = 20\nhang_peer_seconds = 20\nhang_suspect_seconds = 10\n"
-    )
-    run("simulate spin_kernel --duration 60")
-    assert " hung " not in run("replay trace.jsonl")[1]
-    assert " hung " in run("replay trace.jsonl --config strict.toml")[1]
+    (tmp_path / "strict.toml").write_text("[policy]\nzombie_batch_seconds = 20\n")
+    run("simulate idle_context --duration 60")
+    assert " zombie " not in run("replay trace.jsonl")[1]
+    assert " zombie " in run("replay trace.jsonl --config strict.toml")[1]
 
 
 def test_the_demo_s_hang_is_confirmed_while_someone_watches(run: Run) -> None:

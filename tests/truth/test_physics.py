@@ -45,7 +45,8 @@ def seconds(world: World) -> dict[str, float]:
 
 
 def test_the_slack_of_a_kernel_goes_to_its_own_nature() -> None:
-    assert seconds(one_gpu((10_000, GEMM))) == pytest.approx({USEFUL: 5, LOW_PARALLELISM: 1, OTHER_COMPUTE: 4})
+    at_reference = one_gpu((10_000, GEMM), locked_hz=1830e6)
+    assert seconds(at_reference) == pytest.approx({USEFUL: 5, LOW_PARALLELISM: 1, OTHER_COMPUTE: 4})
     assert seconds(one_gpu((10_000, COPY))) == pytest.approx({LOW_PARALLELISM: 2, MEMORY_BOUND: 8})
     assert seconds(one_gpu((10_000, collective(sm=0.1)))) == pytest.approx({EXPOSED_COMMUNICATION: 10})
 
@@ -55,14 +56,19 @@ def test_half_the_reference_clock_throttles_half_of_the_tensor_work() -> None:
     assert seconds(one_gpu((10_000, GEMM), locked_hz=915e6)) == pytest.approx(expected)
 
 
-def test_a_clock_above_the_reference_is_worth_no_more() -> None:
-    assert Condition(H100, 700.0).clock_ratio(GEMM) == 1.0
+def test_a_clock_above_the_reference_adds_useful_time_out_of_the_slack() -> None:
+    """1980 of 1830 MHz: 5.41 s at the data sheet's peak in 5 s of tensor work; the slack of 5 s shrinks by a twelfth."""
     assert Condition(H100, 700.0).power_and_clock(GEMM)[1] == 1980e6
+    assert Condition(H100, 700.0).clock_ratio(GEMM) == pytest.approx(1980 / 1830)
+    useful = 5 * 1980 / 1830
+    left = (10 - useful) / 5
+    expected = {USEFUL: useful, LOW_PARALLELISM: left, OTHER_COMPUTE: 4 * left}
+    assert seconds(one_gpu((10_000, GEMM))) == pytest.approx(expected)
 
 
 def test_gaps_between_small_kernels_are_the_hosts() -> None:
     small = kernel("small", sm=0.5, tensor=0.25)
-    world = one_gpu((10_000, launch_bound(small, 0.4, cause=HOST_OVERHEAD, driver=0.8)))
+    world = one_gpu((10_000, launch_bound(small, 0.4, cause=HOST_OVERHEAD, driver=0.8)), locked_hz=1830e6)
     expected = {USEFUL: 1.0, LOW_PARALLELISM: 2.0, OTHER_COMPUTE: 1.0, HOST_OVERHEAD: 6.0}
     assert seconds(world) == pytest.approx(expected)
 
@@ -111,7 +117,7 @@ def test_impossible_loads_are_refused() -> None:
 
 def test_a_pattern_keeps_its_shares_in_a_stretched_block() -> None:
     step = pattern("step", (1, GEMM), (3, wait(DATA_STALL)))
-    world = one_gpu((4_000, step))
+    world = one_gpu((4_000, step), locked_hz=1830e6)
     assert seconds(world) == pytest.approx({USEFUL: 0.5, LOW_PARALLELISM: 0.1, OTHER_COMPUTE: 0.4, DATA_STALL: 3})
     (first,) = truth_between(world, 0.5, 1.5).values()
     assert (first[DATA_STALL], first[USEFUL]) == pytest.approx((0.5, 0.25))
