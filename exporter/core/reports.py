@@ -66,7 +66,7 @@ def apply_report(ledger: Ledger, report: TrainingReport, at: int) -> None:
 def _apply_progress(
     ledger: Ledger, report: TrainingReport, job_gpus: Sequence[Gpu], gpus_reported: Sequence[Gpu], at: int
 ) -> None:
-    """End spins and start-up by completed steps; a phase without kernels explains the spins of all the job's GPUs for a while.
+    """End spins and start-up by completed steps; a phase without kernels explains the job's spins for a while.
 
     Steps that began after a phase was announced end it: a report of earlier ones may arrive after the announcement.
     """

@@ -35,7 +35,7 @@ SEVERITIES = {
 }
 OF_JOBS = {name for name in SEVERITIES if "job_id" in alerts()[name]["annotations"]["summary"]}
 ON_EXEMPT_JOBS = ("GPUZombie", "GPUAllocatedWithoutProcess", "GPUOversized", "IdleAllocationCost")
-WRITTEN = {0.0, 1.0, 6.0}
+WRITTEN = {0.0, 1.0, 3.0}
 """Numbers an expression may say itself: none, all, and for how many times the hang threshold an unseen GPU excuses."""
 
 

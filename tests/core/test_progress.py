@@ -6,7 +6,7 @@ from math import nan
 import pytest
 from msgspec.structs import replace
 
-from exporter.core import pipeline
+from exporter.core import reports
 from exporter.core.ledger import Ledger
 from exporter.core.model import Allocation, Owner, Parallel, TrainingReport
 from exporter.core.pipeline import advance
@@ -256,7 +256,7 @@ def test_there_is_an_end_to_runs() -> None:
     policy = Policy(max_runs=2)
     ledger = heard(said(0, 1, run="a"), policy=policy)
     for n in range(5):
-        pipeline._training_run(ledger, ledger.jobs["41"], f"r{n}")
+        reports._training_run(ledger, ledger.jobs["41"], f"r{n}")
     assert list(ledger.runs) == [("ada", "", "r3"), ("ada", "", "r4")]
 
 

@@ -57,7 +57,7 @@ def test_half_the_reference_clock_throttles_half_of_the_tensor_work() -> None:
 
 
 def test_a_clock_above_the_reference_adds_useful_time_out_of_the_slack() -> None:
-    """1980 of 1830 MHz: 5.41 s at the data sheet's peak in 5 s of tensor work; the slack of 5 s shrinks by a twelfth."""
+    """1980 of 1830 MHz: 5.41 s at the data sheet's peak in 5 s of tensor work; the slack of 5 s shrinks."""
     assert Condition(H100, 700.0).power_and_clock(GEMM)[1] == 1980e6
     assert Condition(H100, 700.0).clock_ratio(GEMM) == pytest.approx(1980 / 1830)
     useful = 5 * 1980 / 1830
