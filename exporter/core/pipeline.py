@@ -12,7 +12,7 @@ from operator import attrgetter
 from msgspec.structs import replace
 
 from exporter.core.attribution import OwnedInterval, attribute, divide_proportionally, sm_use_by_holder
-from exporter.core.communication import UNKNOWN_LEVELS
+from exporter.core.communication import UNKNOWN_LEVELS, SmLevels
 from exporter.core.evidence import NO_SPIN, SPIN, SPIN_IF_FLAT, Evidence, evaluate
 from exporter.core.findings import apply_finding
 from exporter.core.host import apply_hosts
@@ -77,7 +77,8 @@ def advance(ledger: Ledger, observation: Observation) -> None:
     gpu_intervals += [(gpu, ev, _split_reading(ledger, gpu, ev, activity)) for gpu, ev in evaluated]
     hangs = _hangs(gpu_intervals)
     _measure_levels(ledger, gpu_intervals)
-    for gpu, ev, intervals in gpu_intervals:
+    for gpu, ev, parts in gpu_intervals:
+        intervals = _joined(ledger, parts)
         _post(ledger, gpu, ev, _with_culprits(gpu, intervals, ev, hangs) if hangs else intervals)
     for gpu in ledger.gpus.values():
         if not conserved(gpu.book):
@@ -311,6 +312,31 @@ def _measure_levels(ledger: Ledger, gpu_intervals: Iterable[GpuIntervals]) -> No
                     parts.setdefault(job_id, []).append((ev, interval.start, interval.end))
     for job_id, of_job in parts.items():
         ledger.jobs[job_id].level_tracker.add(of_job, ledger.policy)
+
+
+def _joined(ledger: Ledger, intervals: list[StateInterval]) -> list[StateInterval]:
+    """The intervals of a reading, without the minutes at which nothing changed, not even what the job's kernels are."""
+    if len(intervals) < 2:  # noqa: PLR2004  as nearly always
+        return intervals
+    joined = intervals[:1]
+    for interval in intervals[1:]:
+        last = joined[-1]
+        same = last.end == interval.start and last.holders is interval.holders and last.culprits == interval.culprits
+        flags = last.hung, last.zombie, last.leaked, last.signs, last.owner_known
+        if (
+            same
+            and flags == (interval.hung, interval.zombie, interval.leaked, interval.signs, interval.owner_known)
+            and (_levels_at(ledger, last) == _levels_at(ledger, interval))
+        ):
+            last.end = interval.end
+        else:
+            joined.append(interval)
+    return joined
+
+
+def _levels_at(ledger: Ledger, interval: StateInterval) -> list[SmLevels]:
+    jobs = [ledger.jobs.get(allocation.owner.job_id) for allocation in interval.holders]
+    return [job.level_tracker.at(interval.start) for job in jobs if job is not None]
 
 
 def _activity_of(evaluated: Iterable[tuple[Gpu, Evidence]]) -> Activity:
