@@ -96,7 +96,9 @@ def _world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         jobs = demo.get("/api/v1/jobs").json()["jobs"]
         targets = [{"targets": [f"127.0.0.1:{demo.port}"]}]
         scrape = {"job_name": "nodes", "scrape_interval": "1s", "scrape_timeout": "1s", "static_configs": targets}
-        client = stack.enter_context(started(folder / "tsdb", {"scrape_configs": [scrape]}))
+        client = stack.enter_context(
+            started(folder / "tsdb", {"scrape_configs": [scrape]}, f"--storage.tsdb.path={folder}/tsdb/data")
+        )
         world = World(folder, demo, f"{client.base_url}".rstrip("/"), jobs[0]["owner"])
         (folder / "token").write_text("Authorization: Basic YTpi\n", encoding="utf-8")
         shutil.copy(ROOT / "systemd/config.toml", folder / "config.toml")

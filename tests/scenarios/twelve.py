@@ -135,9 +135,9 @@ EXPECTED: Mapping[str, Expected] = {
         floor=1.0, leak="memory_bound",
     ),
     "data_stall": Expected(
-        0.6 * (1180 - 10 / 0.4) / 1200, 0.005,
-        "600 of 1,000 ms until the batch is there, told by the program; 10 s of work take 25 s. 2 s of lag. Twin: it "
-        "always is",
+        0.6 * (1180 - 2) / 1200, 0.005,
+        "600 of 1,000 ms until the batch is there, told by the program; its first step ends the start-up. 2 s of lag. "
+        "Twin: it always is",
     ),
     "padding": Expected(
         0.75 * 0.5 * 1180 / 1200, 0.006,
