@@ -111,8 +111,8 @@ def _world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 
 
 def _scraped(world: World) -> bool:
-    done = world.run("report", world.owner["job_id"], "--prometheus", world.prometheus)
-    return done.returncode == 0
+    asked = (("report", world.owner["job_id"]), ("report", "--all", "--since", "30d"))
+    return all(world.run(*words, "--prometheus", world.prometheus).returncode == 0 for words in asked)
 
 
 def documented() -> dict[tuple[str, ...], str]:
@@ -138,10 +138,12 @@ def test_a_command_of_the_documents_does_what_it_can_here(words: tuple[str, ...]
         if path.is_file() and (words[0] not in WRITES or path.name not in made):
             shutil.copy(path, tmp_path)
     done = world.run(*made, folder=tmp_path)
-    allowed = {0, 3} if words[0] in NO_TELEMETRY else {0, 1} if words == ("nccl", "--check") else {0}  # 1: no job
+    # No job uses NCCL here, and the Prometheus is too young for the steps of two weeks: they say so.
+    empty = words == ("nccl", "--check") or (words[0] == "preview" and "--prometheus" in words)
+    allowed = {0, 3} if words[0] in NO_TELEMETRY else {0, 1} if empty else {0}
     assert done.returncode in allowed, f"{made}\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
     assert "Traceback" not in done.stderr
-    assert done.returncode == 0 or words == ("nccl", "--check") or "telemetry" in done.stderr + done.stdout
+    assert done.returncode == 0 or empty or "telemetry" in done.stderr + done.stdout
 
 
 @pytest.mark.parametrize("words", [words for words in documented() if words[0] == "demo"], ids=" ".join)
