@@ -14,6 +14,7 @@ from exporter.nccl.events import (
     MOST_BYTES,
     MOST_MICROSECONDS,
     MOST_RANKS,
+    MOST_SEQUENCE,
     NAME_LENGTH,
     CollectiveEvent,
     EventError,
@@ -23,7 +24,6 @@ from exporter.nccl.events import (
 
 _OPERATIONS = ("COLL", "P2P")
 """Categories of operations; others are groups and proxy operations."""
-_MOST_SEQUENCE = 1 << 53
 
 
 class _Arguments(Struct):
@@ -79,6 +79,6 @@ def _event(record: _Record, executed: int) -> CollectiveEvent:
         bytes=checked(size, MOST_BYTES, kind="absurd"),
         communicator=record.comm_hash[:NAME_LENGTH],
         rank=checked(record.rank, MOST_RANKS, kind="absurd"),
-        sequence=checked(record.seq_num, _MOST_SEQUENCE, kind="absurd"),
+        sequence=checked(record.seq_num, MOST_SEQUENCE, kind="absurd"),
         peer=record.peer if record.cat == "P2P" else None,
     )

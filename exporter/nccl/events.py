@@ -11,6 +11,8 @@ LONGEST_MICROSECONDS = 3600 * 1_000_000
 MOST_BYTES = 1 << 50
 """Largest plausible message."""
 MOST_RANKS = 1 << 24
+MOST_SEQUENCE = 1 << 53
+"""Largest plausible sequence number or count of lost events."""
 LINE_BYTES = 64 * 1024
 """Longest line that is read; a line with an event trace of 64 channels has some 20 KiB."""
 NAME_LENGTH = 64

@@ -23,8 +23,8 @@ from exporter.nccl.collectives import MICROSECOND, CollectiveAccumulator
 from exporter.nccl.comma import CommaReader
 from exporter.nccl.events import LINE_BYTES, CollectiveEvent, EventError
 from exporter.nccl.inspector import InspectorReader
-from exporter.nccl.settings import PluginSettings, namespace_pid, read_settings
-from exporter.procfs import start_ticks
+from exporter.nccl.settings import PluginSettings, read_settings
+from exporter.procfs import innermost_pid, start_ticks
 from exporter.workloads import WorkloadProcess
 
 log = logging.getLogger(__name__)
@@ -108,8 +108,8 @@ def find_plugin_file(folder: Path, settings: PluginSettings) -> PluginFile | Non
 
     `folder` is the process's /proc directory. Raises OSError if its open files cannot be listed.
     """
-    pid = namespace_pid(folder)
-    if pid is None:
+    pid = innermost_pid(folder)
+    if not pid:
         return None
     with os.scandir(folder / "fd") as entries:
         for entry in islice(entries, MOST_DESCRIPTORS):

@@ -17,6 +17,7 @@ from exporter.nccl.events import (
     MOST_BYTES,
     MOST_MICROSECONDS,
     MOST_RANKS,
+    MOST_SEQUENCE,
     NAME_LENGTH,
     CollectiveEvent,
     EventError,
@@ -29,7 +30,6 @@ _MAJOR = "v4."
 _MOST_GIGABYTES = 1e6
 """Largest plausible bandwidth, GB/s."""
 _MOST_CHANNELS = 256
-_MOST_SEQUENCE = 1 << 53
 _GIGA = 1e9
 
 
@@ -133,7 +133,7 @@ class InspectorReader:
 
     def _count_dropped(self, dump: _Dump) -> None:
         for lost in (dump.coll_dropped_since_last_dump, dump.p2p_dropped_since_last_dump):
-            self.dropped += checked(lost, _MOST_SEQUENCE)
+            self.dropped += checked(lost, MOST_SEQUENCE)
 
 
 def _event(header: _Header, metadata: _Metadata, operation: _Collective, peer: int | None) -> CollectiveEvent:
@@ -148,7 +148,7 @@ def _event(header: _Header, metadata: _Metadata, operation: _Collective, peer: i
         rank=checked(header.rank, MOST_RANKS, kind="absurd"),
         ranks=checked(header.n_ranks, MOST_RANKS, kind="absurd"),
         nodes=checked(header.nnodes, MOST_RANKS, kind="absurd"),
-        sequence=checked(operation.coll_sn, _MOST_SEQUENCE, kind="absurd"),
+        sequence=checked(operation.coll_sn, MOST_SEQUENCE, kind="absurd"),
         peer=peer,
         exact=stopped is not None,
         algorithm_bandwidth=_bytes_per_second(operation.coll_algobw_gbs),

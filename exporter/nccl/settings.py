@@ -13,17 +13,15 @@ from pathlib import Path
 from msgspec import Struct
 
 from exporter.job_files import FileRefusedError, open_job_file
-from exporter.procfs import read_bytes, read_environ
+from exporter.procfs import read_environ
 
 SYSTEM_FILE = "/etc/nccl.conf"
 _KEPT = re.compile(rb"NCCL_(?:PROFILER|INSPECTOR)_\w+|NCCL_CONF_FILE|HOME")
 _KEPT_IN_FILE = re.compile(r"NCCL_(?:PROFILER|INSPECTOR)_\w+")
 _NUMBER = re.compile(r"\s*([+-]?\d{1,18})")
 _CONF_BYTES = 64 * 1024
-_STATUS_BYTES = 16 * 1024
 _VALUE_CHARS = 1023
 """NCCL truncates values to this."""
-_NAMESPACE_PIDS = re.compile(rb"^NSpid:\s+(?:\d+\s+)*(\d+)\s*$", re.MULTILINE)
 
 
 class PluginSettings(Struct, frozen=True):
@@ -88,15 +86,6 @@ def read_settings(folder: Path) -> PluginSettings:
             if name not in values:
                 values[name], origins[name] = value, path
     return PluginSettings(values, origins)
-
-
-def namespace_pid(folder: Path) -> int | None:
-    """The process's pid in its own pid namespace, which getpid(2) returns there; None if unknown."""
-    try:
-        found = _NAMESPACE_PIDS.search(read_bytes(folder / "status", _STATUS_BYTES))
-    except OSError:
-        return None
-    return int(found[1]) if found else None
 
 
 def _configuration_files(environ: Mapping[str, str]) -> Iterator[str]:

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -211,17 +212,18 @@ def _unified() -> Path | None:
     return mount if mount is not None and os.geteuid() == 0 and os.access(mount, os.W_OK) else None
 
 
-@pytest.fixture
-def group() -> Iterator[Path]:
-    """A job's group of our own: below a folder with our pid, removed by its path."""
-    unified = _unified()
-    if unified is None:
-        pytest.skip("needs control groups of its own: root, and cgroup v2")
-    ours = unified / f"gpu-efficiency-test-{os.getpid()}_slurmstepd.scope"
-    job = ours / "job_4711"
+@contextmanager
+def _group_of_job(base: Path, job_id: str, quota: str = "") -> Iterator[Path]:
+    """A job's group of our own, with a CPU quota if one is given: below a folder with our pid, removed by its path."""
+    ours = base / f"gpu-efficiency-test-{os.getpid()}_slurmstepd.scope"
+    job = ours / f"job_{job_id}"
     try:
         ours.mkdir()
         job.mkdir()
+        if quota and (job / "cpu.max").exists():
+            (job / "cpu.max").write_text(f"{quota} 100000\n")
+        elif quota:
+            (job / "cpu.cfs_quota_us").write_text(f"{quota}\n")
     except OSError as err:
         pytest.skip(f"needs control groups of its own: {err}")
     try:
@@ -229,6 +231,16 @@ def group() -> Iterator[Path]:
     finally:
         job.rmdir()
         ours.rmdir()
+
+
+@pytest.fixture
+def group() -> Iterator[Path]:
+    """A job's group."""
+    unified = _unified()
+    if unified is None:
+        pytest.skip("needs control groups of its own: root, and cgroup v2")
+    with _group_of_job(unified, "4711") as job:
+        yield job
 
 
 @pytest.mark.slow
@@ -270,22 +282,8 @@ def throttled() -> Iterator[Path]:
         base = unified
     if base is None or os.geteuid() != 0 or not os.access(base, os.W_OK):
         pytest.skip("needs control groups of its own: root, and the controller cpu")
-    ours = base / f"gpu-efficiency-test-{os.getpid()}_slurmstepd.scope"
-    job = ours / "job_4712"
-    try:
-        ours.mkdir()
-        job.mkdir()
-        if (job / "cpu.max").exists():
-            (job / "cpu.max").write_text("10000 100000\n")
-        else:
-            (job / "cpu.cfs_quota_us").write_text("10000\n")
-    except OSError as err:
-        pytest.skip(f"needs control groups of its own: {err}")
-    try:
+    with _group_of_job(base, "4712", quota="10000") as job:
         yield job
-    finally:
-        job.rmdir()
-        ours.rmdir()
 
 
 @pytest.mark.slow

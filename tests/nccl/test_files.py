@@ -12,7 +12,8 @@ from exporter.core.model import MS, SECOND, CollectiveReport
 from exporter.job_files import BEHIND_BYTES
 from exporter.nccl import files
 from exporter.nccl.files import COUNTS, EXPIRY, SEARCH_INTERVAL, CollectiveWatcher
-from exporter.nccl.settings import PluginSettings, namespace_pid, read_settings
+from exporter.nccl.settings import PluginSettings, read_settings
+from exporter.procfs import innermost_pid
 from exporter.workloads import WorkloadProcess
 from tests.each import each
 from tests.nccl.conftest import StartProcess
@@ -381,12 +382,12 @@ def test_numbers_are_read_as_atoi_does(text: str, number: int) -> None:
 
 
 def test_the_pid_is_that_of_the_process_s_own_namespace(tmp_path: Path) -> None:
-    assert namespace_pid(Path(f"/proc/{os.getpid()}")) == os.getpid()
+    assert innermost_pid(Path(f"/proc/{os.getpid()}")) == os.getpid()
     (tmp_path / "status").write_text("Name:\tpython\nNStgid:\t9\nNSpid:\t4711\t88\t3\nNSpgid:\t1\n")
-    assert namespace_pid(tmp_path) == 3
+    assert innermost_pid(tmp_path) == 3
     (tmp_path / "status").write_text("Name:\tNSpid: 5\n")
-    assert namespace_pid(tmp_path) is None
-    assert namespace_pid(tmp_path / "none") is None
+    assert innermost_pid(tmp_path) == 0
+    assert innermost_pid(tmp_path / "none") == 0
 
 
 def test_all_counts_are_named() -> None:
