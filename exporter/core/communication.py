@@ -11,7 +11,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from exporter.core.evidence import Evidence, busier
-from exporter.core.model import MS, PPM, SECOND, Reading
+from exporter.core.model import MS, NEVER, PPM, SECOND, Reading
 from exporter.core.policy import Policy
 
 MINUTE = 60 * SECOND
@@ -77,7 +77,7 @@ class LevelTracker(Struct, eq=False):
     What a minute shows is used from the next minute on, so that it does not matter how time is cut into readings.
     """
 
-    minute: int = 0
+    minute: int = NEVER
     """The minute that readings are added to, counted by the monotonic clock."""
     recent: dict[int, SmLevels] = {}
     """By minute, the levels used in it, of the minutes that the latest readings cover."""

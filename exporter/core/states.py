@@ -13,7 +13,7 @@ from math import sqrt
 from msgspec import Struct
 
 from exporter.core.evidence import FUTILE, NO_SPIN, SPIN, SPIN_IF_FLAT, Evidence, activity_over_limits
-from exporter.core.model import MS, PPM, SECOND, Allocation, Health, Owner, Process, State
+from exporter.core.model import MS, NEVER, PPM, SECOND, Allocation, Health, Owner, Process, State
 from exporter.core.policy import Policy
 
 CLOCK_LIMITERS = {"power": 0x04, "thermal": 0x20 | 0x40, "hardware": 0x08 | 0x80, "settings": 0x02 | 0x10 | 0x100}
@@ -78,7 +78,7 @@ MINUTE = 60 * SECOND
 TENSOR_JOB = 60_000 * PPM
 """E: a minute of tensor work at the peak, in milliseconds times parts per million: the job uses the tensor cores, and
 a busy engine without any other activity is no other kind of work, whatever its power."""
-_NEVER = 1 << 62
+_UNLIMITED = 1 << 62
 _FLAT_RATIO = 2.5
 _COUNTER_ERROR = 0.1
 """E: the counters of a link's two directions disagree by up to this share about traffic that goes both ways."""
@@ -212,9 +212,9 @@ class GpuTimers:
     """Since when the driver has listed no process on the GPU."""
     longest_spin: int = 0
     """Longest spin of these holders that ended in work, nanoseconds."""
-    excused_until: int = 0
+    excused_until: int = NEVER
     """Until when a phase that a process of the job reports explains its spinning."""
-    cpu_until: int = 0
+    cpu_until: int = NEVER
     """Until when the job's CPU use is known to show work."""
     tensor_work: int = 0
     """Tensor activity of these holders, milliseconds times parts per million."""
@@ -237,11 +237,11 @@ class GpuTimers:
     unserved: bool = False
     """A serving engine reports requests and no token for them."""
     window: int = 0
-    hang: int = _NEVER
-    suspect: int = _NEVER
+    hang: int = _UNLIMITED
+    suspect: int = _UNLIMITED
     hang_leave: int = 0
     """Credit thresholds in nanoseconds; with several holders the longest limit applies."""
-    own_hang: int = _NEVER
+    own_hang: int = _UNLIMITED
     """The holders' own limit, from which `hang` was last reset."""
     seen: int = 0
     engine_sum: int = 0
@@ -256,7 +256,8 @@ class GpuTimers:
         self.holders, self.unserved, self.own_hang = holders, False, 0
         self._set_limits(criteria)
         self.spin = self.quiet = self.leaked = 0
-        self.longest_spin = self.excused_until = self.cpu_until = self.work_done = self.tensor_work = 0
+        self.longest_spin = self.work_done = self.tensor_work = 0
+        self.excused_until = self.cpu_until = NEVER
         self.hung = self.zombie = self.unowned = False
         self.worked_at = at
         self.spin_since = self.celsius = self.bare_since = None
@@ -317,10 +318,10 @@ class GpuTimers:
         if owners:
             batch = any(owner.workload_class == "batch" for owner in owners)
             self.startup_goal = criteria.startup_work if batch else criteria.startup_work // 10
-        own = max((hang_window(criteria, owner) for owner in owners), default=_NEVER)
+        own = max((hang_window(criteria, owner) for owner in owners), default=_UNLIMITED)
         if own != self.own_hang:  # else `hang` stays what the job's other GPUs made it
             self.own_hang = self.hang = own
-            self.suspect = min(criteria.hang_suspect, own) if owners else _NEVER
+            self.suspect = min(criteria.hang_suspect, own) if owners else _UNLIMITED
         self.hang_leave = max(0, self.hang - criteria.hang_margin) if owners else 0
 
     def _set_flags(self, flags: frozenset[str]) -> None:

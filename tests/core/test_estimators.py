@@ -9,7 +9,9 @@ from msgspec.structs import replace
 from exporter.core.leaks import LEAK_NAMES
 from exporter.core.ledger import Ledger
 from exporter.core.model import (
+    NEVER,
     HostUsage,
+    Observation,
     Owner,
     Process,
     Reading,
@@ -335,7 +337,7 @@ def test_a_job_that_works_on_the_cpu_is_no_zombie(cores: float | None, kind: Sta
 def test_cpu_use_that_cannot_be_or_is_another_job_s_shows_nothing(usage: HostUsage) -> None:
     ledger = story([(10, RESTING)])
     advance(ledger, seen(20, reading(10, 20, RESTING), hosts=(usage,)))
-    assert ledger.gpus["GPU-0"].timers.cpu_until == 0
+    assert ledger.gpus["GPU-0"].timers.cpu_until == NEVER
 
 
 @pytest.mark.parametrize(
@@ -567,3 +569,22 @@ def test_a_spin_is_seen_without_a_power_limit_by_the_data_sheet_s() -> None:
         advance(ledger, first([device(spec=spec)], [held()]))
         advance(ledger, seen(2000, Reading("GPU-0", 0, 2000 * S, **plain)))
         assert take_snapshot(ledger, DaemonMetadata()).gpus[0].hang_suspected is suspected
+
+
+def test_the_monotonic_clock_may_be_negative() -> None:
+    """As that of the demo's hours before now is on a machine that has just booted."""
+    found = []
+    dense = WORKING | {"sm_active": 0.94}
+    for begin in (-7200, 7200):
+        ledger = Ledger()
+        rows = [held(uuid, start=begin, gpus=2) for uuid in ("GPU-0", "GPU-1")]
+        boards = (device("GPU-0", "0"), device("GPU-1", "1"))
+        advance(ledger, Observation(begin * S, 0, devices=boards, allocations=tuple(rows)))
+        for at in range(begin + 10, begin + 5000, 10):
+            signals = dense if at < begin + 600 else RESTING
+            advance(ledger, seen(at, *(reading(at - 10, at, signals, uuid) for uuid in ("GPU-0", "GPU-1"))))
+        levels = ledger.jobs["41"].level_tracker.at(ledger.at or 0)
+        found.append((state(ledger)[:2], ledger.gpus["GPU-0"].book.parts, levels))
+    assert found[0] == found[1]
+    assert levels.dense
+    assert found[0][0] == (State.ZOMBIE, "idle_context")
