@@ -61,9 +61,11 @@ core: .venv/.installed
 	$(BIN)/coverage combine -q
 	$(BIN)/coverage report
 
-# Six workers on two processors: tests of servers mostly wait for them.
+# Six workers on two processors: tests of servers mostly wait for them. One collects first, and so compiles all tests
+# with pytest's assertions, which each of the six would otherwise do for itself.
 others: installed
 	@mkdir -p $(RESULTS)
+	@$(BIN)/pytest -q --collect-only -n 0 --ignore=tests/core > .cache/collected || { tail -n 30 .cache/collected; exit 1; }
 	$(PYTEST) --hypothesis-profile=ci -m "not ($(APART))" --ignore=tests/core -n 6 --junitxml=$(RESULTS)/others.xml
 
 # Each step prints how long it took, so that it is seen which one grew.
