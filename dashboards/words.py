@@ -21,6 +21,9 @@ EIGHT = ("#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC7
 LEAKS: Mapping[str, str] = MappingProxyType(LEAK_COLOURS | {"unresolved": "#B9C0C8", "unobserved": QUIET})
 """As the daemon's page has them: allocation losses warm, compute-time losses purple, model-FLOPs losses blue."""
 
+LEAK_NAMES: Mapping[str, str] = MappingProxyType({name: name.replace("_", " ") for name in LEAKS})
+"""How a reader sees a leak's label."""
+
 LAYERS: Mapping[str, str] = MappingProxyType({
     "gau": BAD, "ectr": "#CC79A7", "emfu": EXPECTED, "useful": GOOD, "unresolved": "#B9C0C8", "unobserved": QUIET,
 })  # fmt: skip
@@ -44,8 +47,9 @@ PHASES: Mapping[str, str] = MappingProxyType({
     "unreported": UNKNOWN,
 })  # fmt: skip
 
-TEAMS: Mapping[str, str] = MappingProxyType({row.name: row.team for row in ROWS})
-FIXES: Mapping[str, str] = MappingProxyType({row.name: row.fix for row in ROWS})
+_NO_LOSS = dict.fromkeys(("useful", "unresolved", "unobserved"), "-")
+TEAMS: Mapping[str, str] = MappingProxyType({row.name: row.team for row in ROWS} | _NO_LOSS)
+FIXES: Mapping[str, str] = MappingProxyType({row.name: row.fix for row in ROWS} | _NO_LOSS)
 """Who usually acts on a leak, and what to do first."""
 
 LAYER_WORDS: Mapping[str, str] = MappingProxyType({

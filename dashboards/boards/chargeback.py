@@ -330,6 +330,7 @@ _OVER_TIME = Row(
             empty=_NOTHING_HELD,
         ),
     ),
+    folded=True,
 )
 
 # -- what they lose --
@@ -517,6 +518,7 @@ _NOT_BILLED = Row(
             empty="no GPU is seen",
         ),
     ),
+    folded=True,
 )
 
 BOARD = Board(

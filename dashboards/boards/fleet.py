@@ -1,7 +1,7 @@
 """For the one who pays: how much of it is useful, what the biggest leak is, whose, what it costs, what to do first."""
 
 from dashboards import words
-from dashboards.parts import Bars, Board, Column, Figure, Lines, Matrix, Panel, Query, Row, Table
+from dashboards.parts import Board, Column, Figure, Lines, Matrix, Panel, Query, Row, Table
 from dashboards.series import (
     CLICKED,
     CLUSTER,
@@ -36,7 +36,7 @@ def band(which: str) -> tuple[tuple[float | None, str], ...]:
     return (None, words.BAD), (low, words.EXPECTED), (high, words.GOOD)
 
 
-def _layer(which: str, title: str, name: str, *, shows: str, do: str) -> Panel:
+def _factor(which: str, title: str, name: str, *, shows: str, do: str) -> Panel:
     low, high = (round(100 * edge) for edge in words.BANDS[which])
     return Panel(
         title=title,
@@ -53,6 +53,11 @@ def _layer(which: str, title: str, name: str, *, shows: str, do: str) -> Panel:
     )
 
 
+_LEAK = Column(of="leak", title="Leak", words=words.LEAKS, texts=words.LEAK_NAMES, width=190)
+_TEAM = Column(of="team", title="Team", texts=words.TEAMS, width=90)
+_FIX = Column(of="fix", title="Do first", texts=words.FIXES, wrap=True)
+_BIGGEST = f"topk(3, {a_month(_LEAK_COST, _LOSSES, by='leak, currency')})"
+
 _ANSWER = Row(
     "What we get for what we pay",
     (
@@ -62,33 +67,92 @@ _ANSWER = Row(
             shows="GAU x ECTR x eMFU over the time shown: the share of the GPU time that advanced a model, in terms of"
             " the hardware's dense peak. Where no job reports, it is the hardware's upper bound.",
             bad="below 14 %; most fleets lie at 20 to 25 %",
-            do="look which of the three factors is lowest, then at the longest bar below",
+            do="look which of the three factors below is lowest, then give the biggest leak to its team",
             queries=(Query(product("cluster"), legend="of what was paid and seen"),),
             unit="percentunit",
             decimals=1,
-            width=4,
-            height=4,
+            width=6,
+            height=6,
             empty=_NO_SCRAPE,
         ),
-        _layer(
+        Panel(
+            title="Lost a month",
+            kind=Figure(steps=((None, words.BAD),), named=True),
+            shows="What the twelve leaks and the rest of the losses cost a month at the mean rate of the time shown.",
+            bad="more than three quarters of what is paid",
+            do="begin with the biggest leak",
+            queries=(
+                Query(
+                    a_month(_LEAK_COST, _LOSSES, by="currency"),
+                    legend="{{currency}}",
+                ),
+            ),
+            width=5,
+            height=6,
+            empty="no price seen",
+        ),
+        Panel(
+            title="The biggest leaks",
+            kind=Table(
+                (
+                    _LEAK,
+                    Column(of="Value", title="A month", unit="short", decimals=1, width=80),
+                    Column(of="currency", title="In", width=60),
+                    _TEAM,
+                    _FIX,
+                ),
+                sort="Value",
+            ),
+            shows="The three leaks that cost most a month (730 h) at the mean rate of the time shown, which team"
+            " usually acts, and what it does first.",
+            bad="one that costs more than what is useful",
+            do="give the first row to its team",
+            queries=(Query(in_words("fix", in_words("team", _BIGGEST))),),
+            width=9,
+            height=6,
+            empty="no price seen: the table below has the hours",
+        ),
+        Panel(
+            title="In trouble now",
+            kind=Figure(steps=((None, words.EXPECTED), (1, words.BAD)), named=True),
+            shows="GPUs held by jobs that are hung or zombies at this moment.",
+            bad="any that stays for longer than it takes to call the owner",
+            do="open the board Zombies and deadlocks",
+            queries=(
+                Query(
+                    f"sum({at('job_state:gpu_efficiency_gpus', _HUNG)}) or 0 * {_SEEN}",
+                    legend="hung",
+                ),
+                Query(
+                    f"sum({at('job_state:gpu_efficiency_gpus', _ZOMBIE)}) or 0 * {_SEEN}",
+                    legend="zombie",
+                ),
+            ),
+            decimals=0,
+            width=4,
+            height=6,
+            empty=_NO_SCRAPE,
+            link=to("zombies", "Who to call"),
+        ),
+        _factor(
             "gau",
             "GAU",
             "allocated and working",
             shows="GPU Allocation Utilization: held by a job that works / seen.",
             do="reclaim zombies, backfill the queue: board Zombies and deadlocks",
         ),
-        _layer(
+        _factor(
             "ectr",
-            "ECTR",
+            "x ECTR",
             "computing",
             shows="Effective Compute Time Ratio: computing / allocated and working.",
             do="look for data stalls, checkpoints, host overhead, hangs: board Training leaks",
         ),
-        _layer(
+        _factor(
             "emfu",
-            "eMFU",
+            "x eMFU",
             "useful FLOPs",
-            shows="Effective Model FLOPs Utilization: useful / computing.",
+            shows="Effective Model FLOPs Utilization: useful / computing. The product of the three is what you got.",
             do="bigger batches, fused kernels, fewer bubbles: boards Training leaks and Inference leaks",
         ),
         Panel(
@@ -135,94 +199,6 @@ _ANSWER = Row(
             height=4,
             empty="no price seen",
         ),
-        Panel(
-            title="Lost a month",
-            kind=Figure(steps=((None, words.BAD),), named=True),
-            shows="What the twelve leaks and the rest of the losses cost a month at the mean rate of the time shown.",
-            bad="more than three quarters of what is paid",
-            do="begin with the first row of the table below",
-            queries=(
-                Query(
-                    a_month(_LEAK_COST, _LOSSES, by="currency"),
-                    legend="{{currency}}",
-                ),
-            ),
-            width=4,
-            height=4,
-            empty="no price seen",
-        ),
-        Panel(
-            title="A useful hour",
-            kind=Figure(steps=((None, words.EXPECTED),), named=True),
-            shows="Money for one GPU-hour at full peak that advanced a model, over the time shown.",
-            bad="more than seven times the price of a GPU-hour",
-            do="compare it with the price of renting the same",
-            queries=(
-                Query(
-                    f"sum by (currency) ({over(_PAID)}) / on () group_left () ({total(part('cluster', 'useful'))} > 0)",
-                    legend="{{currency}}",
-                ),
-            ),
-            decimals=2,
-            width=4,
-            height=4,
-            empty="nothing useful seen",
-        ),
-        Panel(
-            title="Recoverable",
-            kind=Figure(steps=((None, words.WATCH),), named=True),
-            shows="How many GPUs fewer would do the same useful work with each layer at the top of its band"
-            f" (85 % x 90 % x 50 % = {100 * _TARGET:.0f} %): GPUs seen less useful / {_TARGET:g}.",
-            bad="more than the next purchase would bring",
-            do="recover before buying",
-            queries=(
-                Query(
-                    f"clamp_min(sum(avg_over_time({at(part('cluster', 'observed'))}[$__range]))"
-                    f" - sum(avg_over_time({at(part('cluster', 'useful'))}[$__range])) / {_TARGET:g}, 0)",
-                    legend="GPUs",
-                ),
-            ),
-            unit="none",
-            decimals=0,
-            width=4,
-            height=4,
-            empty=_NO_SCRAPE,
-        ),
-        Panel(
-            title="GPUs owned",
-            kind=Figure(steps=((None, words.EXPECTED),)),
-            shows="GPUs that are paid for now: those heard, those heard within a day, and those of the scheduler's"
-            " configuration.",
-            bad="fewer than the invoice has",
-            do="compare with the inventory; add the exporter where nodes are missing",
-            queries=(Query(f"sum({at('cluster:gpu_efficiency_owned:gpus')})"),),
-            decimals=0,
-            width=4,
-            height=4,
-            empty=_NO_SCRAPE,
-        ),
-        Panel(
-            title="In trouble now",
-            kind=Figure(steps=((None, words.EXPECTED), (1, words.BAD)), named=True),
-            shows="GPUs held by jobs that are hung or zombies at this moment.",
-            bad="any that stays for longer than it takes to call the owner",
-            do="open the board Zombies and deadlocks",
-            queries=(
-                Query(
-                    f"sum({at('job_state:gpu_efficiency_gpus', _HUNG)}) or 0 * {_SEEN}",
-                    legend="hung",
-                ),
-                Query(
-                    f"sum({at('job_state:gpu_efficiency_gpus', _ZOMBIE)}) or 0 * {_SEEN}",
-                    legend="zombie",
-                ),
-            ),
-            decimals=0,
-            width=4,
-            height=4,
-            empty=_NO_SCRAPE,
-            link=to("zombies", "Who to call"),
-        ),
     ),
 )
 
@@ -239,46 +215,33 @@ _WATERFALL = Row(
     (
         Panel(
             title="Of 100 GPU-hours paid",
-            kind=Bars(colours=words.LEAKS),
-            shows="Where 100 paid GPU-hours went over the time shown; all bars together are 100. Warm: allocation"
-            " losses (GAU); purple: compute-time losses (ECTR); blue: model-FLOPs losses (eMFU); green: useful; grey:"
-            " not known.",
-            bad="a loss that is longer than useful",
-            do="take the longest bar that is not green; the table beside it says who and how",
-            queries=(Query(f"sort_desc({_share()})", legend="{{leak}}"),),
-            unit="none",
-            decimals=1,
-            width=7,
-            height=16,
-            empty=_NO_SCRAPE,
-        ),
-        Panel(
-            title="What it costs, whose it is, what to do first",
             kind=Table(
                 (
-                    Column(of="leak", title="Leak", words=words.LEAKS, width=190),
-                    Column(of="A", title="Of 100 h", unit="none", decimals=1, width=80),
-                    Column(of="B", title="Cost of these", unit="short", decimals=2, width=100),
+                    _LEAK,
+                    Column(of="A", title="Of 100 h", unit="none", decimals=1, width=330, bar=words.UNKNOWN),
+                    Column(of="B", title="Cost of these", unit="short", decimals=2, width=110),
                     Column(of="C", title="A month", unit="short", decimals=1, width=90),
-                    Column(of="currency", title="In", width=85),
-                    Column(of="team", title="Team", texts=words.TEAMS, width=90),
-                    Column(of="fix", title="Do first", texts=words.FIXES, wrap=True),
+                    Column(of="currency", title="In", width=60),
+                    _TEAM,
+                    _FIX,
                 ),
-                sort="C",
+                sort="A",
             ),
-            shows="The losses by price: hours of 100 paid, what these hours cost, and a month (730 h) at the mean rate"
-            " of the time shown; which team usually acts, and what it does first.",
-            bad="the first row",
-            do="give the first row to its team; its metric to watch is on the board Training leaks or Inference leaks",
+            shows="Where 100 paid GPU-hours went over the time shown; all rows together are 100. What these hours cost,"
+            " and what that is a month (730 h) at the mean rate; of a loss also which team usually acts, and what it"
+            " does first. Warm: allocation losses (GAU); purple: compute-time losses (ECTR); blue: model-FLOPs losses"
+            " (eMFU); green: useful; grey: not known.",
+            bad="a loss above useful",
+            do="give the first loss to its team; its metric to watch is on the board Training leaks or Inference leaks",
             queries=(
-                Query(in_words("fix", in_words("team", _share(_LOSSES)))),
+                Query(in_words("fix", in_words("team", _share()))),
                 Query(
-                    f"100 * sum by (leak, currency) ({over(_LEAK_COST, _LOSSES)})"
+                    f"100 * sum by (leak, currency) ({over(_LEAK_COST)})"
                     f" / on () group_left () ({total(part('cluster', 'paid'))} > 0)"
                 ),
-                Query(a_month(_LEAK_COST, _LOSSES, by="leak, currency")),
+                Query(a_month(_LEAK_COST, by="leak, currency")),
             ),
-            width=17,
+            width=24,
             height=16,
             empty=_NO_SCRAPE,
         ),
@@ -317,7 +280,7 @@ _TREND = Row(
                 for layer in ("useful", "emfu", "ectr", "gau", "unresolved", "unobserved")
             ),
             unit="none",
-            width=12,
+            width=14,
             height=9,
         ),
         Panel(
@@ -329,36 +292,15 @@ _TREND = Row(
             ),
             shows="The product now, the same seven days earlier, and the kernel utilisation that nvidia-smi shows.",
             bad="useful falls while nvidia-smi stays",
-            do="see which factor moved in the table beside it",
+            do="see which factor moved: the table in the row Comparisons",
             queries=(
                 Query(product("cluster", time=""), legend="useful"),
                 Query(product("cluster", time="offset 7d"), legend="useful, a week ago"),
                 Query(ratio("cluster", "kernel_utilization", time=""), legend="nvidia-smi"),
             ),
             unit="percentunit",
-            width=7,
+            width=10,
             height=9,
-        ),
-        Panel(
-            title="Against the week before",
-            kind=Table(
-                (
-                    Column(of="what", title="Over the time shown"),
-                    Column(of="A", title="Now", unit="percentunit", decimals=1, width=80),
-                    Column(of="B", title="A week ago", unit="percentunit", decimals=1, width=90),
-                )
-            ),
-            shows="Each factor over the time shown, and over the same time a week earlier.",
-            bad="a factor that fell by a tenth or more",
-            do="look in the changes of that day; the alert EfficiencyRegressed names jobs",
-            queries=(
-                Query(" or ".join(_compared(which, title, "$__range") for which, title in _FACTORS.items())),
-                Query(" or ".join(_compared(which, title, _WEEK_AGO) for which, title in _FACTORS.items())),
-            ),
-            unit="percentunit",
-            width=5,
-            height=9,
-            empty="no week of history yet",
         ),
     ),
 )
@@ -441,6 +383,7 @@ _WANTED = Row(
             empty="no week of history yet",
         ),
     ),
+    folded=True,
 )
 
 _TEAM_LOST = "team:gpu_efficiency_cost_lost:per_hour"
@@ -469,7 +412,7 @@ _WORST = Row(
                     f" and on (team) topk(10, sum by (team) (avg_over_time({at(_TEAM_LOST)}[$__range])))"
                 ),
             ),
-            width=8,
+            width=9,
             height=10,
             empty="no job has a team: see the configuration",
         ),
@@ -506,32 +449,36 @@ _WORST = Row(
                     f" topk(10, {at('job:gpu_efficiency_cost_lost:per_hour')})"
                 ),
             ),
-            width=11,
+            width=15,
             height=10,
             empty="no job runs",
         ),
+    ),
+)
+
+_COMPARED = Row(
+    "Comparisons: the week before, GPU models, nodes, the price of a useful hour",
+    (
         Panel(
-            title="Ten nodes with the least use",
+            title="Against the week before",
             kind=Table(
                 (
-                    Column(of="node", title="Node", link=TO_NODE),
-                    Column(of="A", title="Useful", unit="percentunit", decimals=1, bar=words.GOOD),
-                ),
-                sort="A",
-                rising=True,
+                    Column(of="what", title="Over the time shown"),
+                    Column(of="A", title="Now", unit="percentunit", decimals=1, width=80),
+                    Column(of="B", title="A week ago", unit="percentunit", decimals=1, width=90),
+                )
             ),
-            shows="Nodes by the share of their seen GPU time that is useful, now.",
-            bad="nodes at 0 % that are up",
-            do="click on the node",
+            shows="Each factor over the time shown, and over the same time a week earlier.",
+            bad="a factor that fell by a tenth or more",
+            do="look in the changes of that day; the alert EfficiencyRegressed names jobs",
             queries=(
-                Query(
-                    f"bottomk(10, {at('node:gpu_efficiency_product:ratio_rate5m')})"
-                    f" * on (cluster, instance) group_left (node) {at('node:gpu_efficiency_info')}"
-                ),
+                Query(" or ".join(_compared(which, title, "$__range") for which, title in _FACTORS.items())),
+                Query(" or ".join(_compared(which, title, _WEEK_AGO) for which, title in _FACTORS.items())),
             ),
-            width=5,
-            height=10,
-            empty=_NO_SCRAPE,
+            unit="percentunit",
+            width=8,
+            height=8,
+            empty="no week of history yet",
         ),
         Panel(
             title="By GPU model",
@@ -557,8 +504,31 @@ _WORST = Row(
                 Query(ratio("model", "emfu", by="model")),
                 Query(product("model", by="model")),
             ),
-            width=14,
-            height=7,
+            width=16,
+            height=8,
+            empty=_NO_SCRAPE,
+        ),
+        Panel(
+            title="Ten nodes with the least use",
+            kind=Table(
+                (
+                    Column(of="node", title="Node", link=TO_NODE),
+                    Column(of="A", title="Useful", unit="percentunit", decimals=1, bar=words.GOOD),
+                ),
+                sort="A",
+                rising=True,
+            ),
+            shows="Nodes by the share of their seen GPU time that is useful, now.",
+            bad="nodes at 0 % that are up",
+            do="click on the node",
+            queries=(
+                Query(
+                    f"bottomk(10, {at('node:gpu_efficiency_product:ratio_rate5m')})"
+                    f" * on (cluster, instance) group_left (node) {at('node:gpu_efficiency_info')}"
+                ),
+            ),
+            width=8,
+            height=8,
             empty=_NO_SCRAPE,
         ),
         Panel(
@@ -573,11 +543,62 @@ _WORST = Row(
                 Query(at("cluster:gpu_efficiency_product:ratio_rate5m"), legend="by GPUs"),
             ),
             unit="percentunit",
-            width=10,
-            height=7,
+            width=16,
+            height=8,
             empty="no model with a known peak",
         ),
+        Panel(
+            title="A useful hour",
+            kind=Figure(steps=((None, words.EXPECTED),), named=True),
+            shows="Money for one GPU-hour at full peak that advanced a model, over the time shown.",
+            bad="more than seven times the price of a GPU-hour",
+            do="compare it with the price of renting the same",
+            queries=(
+                Query(
+                    f"sum by (currency) ({over(_PAID)}) / on () group_left () ({total(part('cluster', 'useful'))} > 0)",
+                    legend="{{currency}}",
+                ),
+            ),
+            decimals=2,
+            width=8,
+            height=4,
+            empty="nothing useful seen",
+        ),
+        Panel(
+            title="Recoverable",
+            kind=Figure(steps=((None, words.WATCH),), named=True),
+            shows="How many GPUs fewer would do the same useful work with each layer at the top of its band"
+            f" (85 % x 90 % x 50 % = {100 * _TARGET:.0f} %): GPUs seen less useful / {_TARGET:g}.",
+            bad="more than the next purchase would bring",
+            do="recover before buying",
+            queries=(
+                Query(
+                    f"clamp_min(sum(avg_over_time({at(part('cluster', 'observed'))}[$__range]))"
+                    f" - sum(avg_over_time({at(part('cluster', 'useful'))}[$__range])) / {_TARGET:g}, 0)",
+                    legend="GPUs",
+                ),
+            ),
+            unit="none",
+            decimals=0,
+            width=8,
+            height=4,
+            empty=_NO_SCRAPE,
+        ),
+        Panel(
+            title="GPUs owned",
+            kind=Figure(steps=((None, words.EXPECTED),)),
+            shows="GPUs that are paid for now: those heard, those heard within a day, and those of the scheduler's"
+            " configuration.",
+            bad="fewer than the invoice has",
+            do="compare with the inventory; add the exporter where nodes are missing",
+            queries=(Query(f"sum({at('cluster:gpu_efficiency_owned:gpus')})"),),
+            decimals=0,
+            width=8,
+            height=4,
+            empty=_NO_SCRAPE,
+        ),
     ),
+    folded=True,
 )
 
 BOARD = Board(
@@ -586,5 +607,5 @@ BOARD = Board(
     says="For the one who pays: how much of what we pay for is useful, what the biggest leak is, whose it is, what it"
     " costs a month, and what to do first.",
     variables=(CLUSTER,),
-    rows=(_ANSWER, _WATERFALL, _TREND, _WORST, _WANTED),
+    rows=(_ANSWER, _WATERFALL, _WORST, _TREND, _COMPARED, _WANTED),
 )

@@ -259,6 +259,7 @@ _MONEY_ROW = Row(
             empty=_SILENT,
         ),
     ),
+    folded=True,
 )
 
 BOARD = Board(

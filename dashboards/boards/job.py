@@ -571,6 +571,7 @@ _CURVES = Row(
             empty=_NONE,
         ),
     ),
+    folded=True,
 )
 
 _SPREAD = {"90 % of GPUs below": words.GOOD, "half below": words.EXPECTED, "10 % below": words.WATCH}
@@ -662,6 +663,7 @@ _VARIANCE = Row(
             fills="rework",
         ),
     ),
+    folded=True,
 )
 
 _PHASES = _last("job_phase:gpu_efficiency_run:seconds")
@@ -813,6 +815,7 @@ _TRAINS = Row(
             fills="rework",
         ),
     ),
+    folded=True,
 )
 
 _LATENCIES = {"p50": words.EXPECTED, "p95": words.WATCH, "p99": words.BAD}
@@ -921,6 +924,7 @@ _SERVES = Row(
             fills="kv_cache_pressure",
         ),
     ),
+    folded=True,
 )  # fmt: skip
 
 _JOB_GPUS = at("job:gpu_efficiency_gpus")

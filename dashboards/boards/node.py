@@ -476,6 +476,7 @@ _SIGNALS = Row(
             do="shut down what nobody uses; power caps cost little where memory is the limit",
         ),
     ),
+    folded=True,
 )
 
 _REMAP = {"0": "as built", "1": "waits for a reset", "2": "failed: replace"}
@@ -562,6 +563,7 @@ _ERRORS = Row(
             empty=_NOT_HEARD,
         ),
     ),
+    folded=True,
 )
 
 BOARD = Board(

@@ -454,6 +454,7 @@ _NOT_SEEN = Row(
             empty=_NO_EXPORTER,
         ),
     ),
+    folded=True,
 )
 
 _TOLD = f"sum({at('job:gpu_efficiency_reported:gpus')})"
@@ -597,6 +598,7 @@ _SOFTWARE = Row(
             empty="no GPU is held",
         ),
     ),
+    folded=True,
 )
 
 BOARD = Board(

@@ -264,7 +264,7 @@ _STRAGGLERS = Panel(
     empty="no straggler found",
 )
 
-_SCALE = Row("Scaling, checkpoints, restarts, stragglers", (_MFU, _scaling(), _saving(), _STRAGGLERS))
+_SCALE = Row("Scaling, checkpoints, restarts, stragglers", (_MFU, _scaling(), _saving(), _STRAGGLERS), folded=True)
 
 _DISRUPTIONS = "cluster_cause:gpu_efficiency_disruptions:per_day_1000_gpus"
 _PHASES = "job_phase:gpu_efficiency_run:seconds"
@@ -329,6 +329,7 @@ _FAILURES = Row(
             empty=_SILENT,
         ),
     ),
+    folded=True,
 )
 
 BOARD = Board(

@@ -81,7 +81,62 @@ _ALERTS = (
     ' "runbook", "docs/runbooks/$1.md", "alertname", "(.*)")'
 )
 
+_SINCE = (
+    f"time() - ({at('job:gpu_efficiency_spin_since:timestamp_seconds')}"
+    f" or {at('job:gpu_efficiency_last_work:timestamp_seconds')})"
+)
+"""Seconds for which a job has been spinning, or without work."""
+_PAGE = "docs/runbooks/JobDeadlocked.md"
+_WORST = f"topk(1, {_COST} unless on (cluster, job_id) {_EXEMPT})"
+_CULPRIT = at("job_rank:gpu_efficiency_hang_culprit")
+
+
+def _with_runbook() -> str:
+    """GPUs in trouble of the worst job, with its owner and the page that says what to do."""
+    whose = f"{_TROUBLE} * on (cluster, job_id) group_left (name, user, team) {_INFO} and on (cluster, job_id) {_WORST}"
+    hangs = f"({at(_STATE, _HUNG)} or {_SUSPECTED})"
+    hung = f'label_replace({whose} and on (cluster, job_id) {hangs}, "runbook", "{_PAGE}", "", "")'
+    at_rest = f'label_replace({whose}, "runbook", "docs/runbooks/GPUZombie.md", "", "")'
+    return f"{hung} or on (cluster, job_id) {at_rest}"
+
+
 _FIGURES = (
+    Panel(
+        title="The worst now: call its owner",
+        kind=Table(
+            (
+                Column(of="job_id", title="Job", link=_LOOK, width=100),
+                Column(of="user", title="User", width=80),
+                Column(of="team", title="Team", link=_TEAM, width=100),
+                Column(of="A", title="GPUs", unit="none", decimals=0, width=55),
+                Column(of="C", title="For", unit="s", decimals=1, width=90),
+                Column(of="B", title="An hour", unit="short", decimals=2, width=75),
+                Column(of="D", title="So far", unit="short", decimals=2, width=75),
+                Column(of="currency", title="In", width=55),
+                Column(of="node", title="Suspect", link=TO_NODE, width=120),
+                Column(of="gpu", title="GPU", width=50),
+                Column(of="rank", title="Rank", width=55),
+                Column(of="runbook", title="Runbook"),
+            )
+        ),
+        shows="The job whose hung, suspected and zombie GPUs cost most an hour: whose it is, how many GPUs, for how"
+        " long (spinning, or without work), what that has cost until now, and in a hang the rank that does not spin"
+        " itself. Exempt jobs are left out.",
+        bad="a row",
+        do="call the user; follow the runbook; click on the job to see its signals below",
+        queries=(
+            Query(_with_runbook()),
+            Query(_WORST),
+            Query(f"{_SINCE} and on (cluster, job_id) {_WORST}"),
+            Query(f"{_WORST} * on (cluster, job_id) group_left () max by (cluster, job_id) ({_SINCE}) / 3600"),
+            Query(f"topk by (cluster, job_id) (1, {_CULPRIT}) and on (cluster, job_id) {_WORST}"),
+        ),
+        unit="none",
+        width=24,
+        height=3,
+        empty="of what is seen no job hangs, and none is a zombie",
+        fills="deadlock",
+    ),
     Panel(
         title="GPUs in trouble now",
         kind=Figure(steps=((None, words.QUIET), (1, words.BAD)), named=True),
@@ -207,12 +262,7 @@ _CALL = Row(
                 Query(f"sum by (cluster, job_id) ({at(_STATE, _ZOMBIE)})"),
                 Query(_in_trouble(f"sum by (cluster, job_id) ({at('job:gpu_efficiency_no_process:gpus')})")),
                 Query(_in_trouble(f"sum by (cluster, job_id) ({at('job:gpu_efficiency_gpus')})")),
-                Query(
-                    _in_trouble(
-                        f"time() - ({at('job:gpu_efficiency_spin_since:timestamp_seconds')}"
-                        f" or {at('job:gpu_efficiency_last_work:timestamp_seconds')})"
-                    )
-                ),
+                Query(_in_trouble(_SINCE)),
                 Query(_in_trouble(f"time() - {at('job:gpu_efficiency_last_work:timestamp_seconds')}")),
                 Query(_in_trouble(f"sum by (cluster, job_id, exemption) ({_EXEMPT})")),
             ),
@@ -518,6 +568,12 @@ _EYE = Row(
             empty=_CHOOSE,
             fills="deadlock",
         ),
+    ),
+)
+
+_SIGNALS = Row(
+    "Its signals, one under another: the job $job_id",
+    (
         _strip(
             "Utilisation, as nvidia-smi shows it",
             *_curves(at("gpu_efficiency_driver_utilization_ratio", THIS_NODE)),
@@ -578,6 +634,7 @@ _EYE = Row(
             top=1,
         ),
     ),
+    folded=True,
 )
 
 BOARD = Board(
@@ -586,6 +643,6 @@ BOARD = Board(
     says="For the person on call: whom to call, since when, what it costs an hour, which rank is the culprit, and the"
     " signals under one another, so that the eye can confirm it.",
     variables=(CLUSTER, JOB, JOB_INSTANCES, _NODES, _INSTANCE),
-    rows=(_CALL, _RANKS, _EYE),
+    rows=(_CALL, _RANKS, _EYE, _SIGNALS),
     since="now-6h",
 )

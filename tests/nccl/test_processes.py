@@ -34,14 +34,22 @@ def me(**changes: Any) -> LocalProcess:
     return LocalProcess(**{name: getattr(found, name) for name in found.__struct_fields__} | changes)
 
 
+@contextmanager
+def running(**environ: str) -> Iterator[int]:
+    """Yield the pid of a process that has answered: before that the kernel may not show its environment yet."""
+    with subprocess.Popen(["cat"], env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin
+        assert process.stdout
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+        process.stdout.readline()
+        yield process.pid
+        process.communicate()
+
+
 def test_a_rank_may_come_from_the_process_s_own_environment() -> None:
-    with (
-        subprocess.Popen(["sleep", "600"], env={"RANK": "12"}) as one,
-        subprocess.Popen(["sleep", "600"], env={"RANK": "x"}) as other,
-    ):
-        found = read_processes([WorkloadProcess(each.pid, "41") for each in (one, other)], PROC)
-        one.kill()
-        other.kill()
+    with running(RANK="12") as one, running(RANK="x") as other:
+        found = read_processes([WorkloadProcess(pid, "41") for pid in (one, other)], PROC)
     assert [process.rank for process in found] == ["12", ""]
 
 

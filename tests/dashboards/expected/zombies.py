@@ -10,6 +10,7 @@ from tests.dashboards.expected.row import Expected
 from tests.dashboards.stories import Played
 
 STUCK = {"job_id": "41001"}
+WORST = "The worst now: call its owner"
 TROUBLE = "Jobs that hang, and jobs that hold GPUs for nothing"
 PAGE = 3
 
@@ -63,6 +64,15 @@ ROWS = (
             ("zombie_notebook", "C", "zombie"),
             ("leaked_process", "E", "unowned"),
             ("lost_gpu", "F", "unavailable"),
+        )
+    ),
+    *(
+        Expected(panel=WORST, scenario=story, letter=letter, where=where, worth=worth, within=within)
+        for story, letter, where, worth, within in (
+            ("deadlock", "A", STUCK | {"runbook": "docs/runbooks/JobDeadlocked.md"}, in_state("hung"), 0),
+            ("deadlock", "B", STUCK | USD, cost_of("hung"), 1e-6),
+            ("deadlock", "E", STUCK | {"gpu": "1"}, lambda _: 1, 0),
+            ("zombie_notebook", "A", {"runbook": "docs/runbooks/GPUZombie.md"}, lambda _: 1, 0),
         )
     ),
     Expected(panel="Cost an hour", scenario="deadlock", where=USD, worth=cost_of("hung")),
