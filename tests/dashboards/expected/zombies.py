@@ -71,7 +71,7 @@ ROWS = (
         for story, letter, where, worth, within in (
             ("deadlock", "A", STUCK | {"runbook": "docs/runbooks/JobDeadlocked.md"}, in_state("hung"), 0),
             ("deadlock", "B", STUCK | USD, cost_of("hung"), 1e-6),
-            ("deadlock", "E", STUCK | {"gpu": "1"}, lambda _: 1, 0),
+            ("deadlock", "E", STUCK | {"gpu": "0"}, lambda _: 1, 0),
             ("zombie_notebook", "A", {"runbook": "docs/runbooks/GPUZombie.md"}, lambda _: 1, 0),
         )
     ),
