@@ -236,7 +236,7 @@ _CALL = Row(
                     Column(of="H", title="For", unit="s", decimals=1, width=95),
                     Column(of="B", title="An hour", unit="short", decimals=2, width=115, bar=words.BAD),
                     Column(of="currency", title="Currency", width=85),
-                    Column(of="I", title="Last useful work", unit="s", decimals=1, width=100),
+                    Column(of="I", title="Last useful work", unit="s", decimals=1, width=135),
                     Column(of="F", title="No process", unit="none", decimals=0, width=90),
                     Column(of="G", title="Of GPUs", unit="none", decimals=0, width=75),
                     Column(of="exemption", title="Exempt by", width=110),
