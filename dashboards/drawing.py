@@ -5,6 +5,7 @@ it: no other module knows it. The types of the SDK are what keeps the JSON right
 that of the oldest Grafana that is meant: later ones migrate. Refuses to know queries' meaning.
 """
 
+import json
 from collections.abc import Iterator
 from string import ascii_uppercase
 from typing import Any
@@ -62,7 +63,21 @@ def draw(board: Board) -> str:
         .build()
     )
     built.panels = list(_rows(board.rows))
-    return JSONEncoder(sort_keys=True, indent=1).encode(built) + "\n"
+    return _written(json.loads(JSONEncoder().encode(built)))
+
+
+def _written(board: dict[str, Any]) -> str:
+    """Give one line for each key and each panel.
+
+    A diff shows which panel has changed, and a ConfigMap of it has room in the annotation of a client-side apply.
+    """
+    lines = [f'"{key}":{_line(value)}' for key, value in sorted(board.items()) if key != "panels"]
+    panels = ",\n".join(map(_line, board["panels"]))
+    return "{\n" + ",\n".join([*lines, f'"panels":[\n{panels}\n]']) + "\n}\n"
+
+
+def _line(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 
 def _others() -> dashboard.DashboardLink:
@@ -84,9 +99,18 @@ def _datasource() -> dashboard.DatasourceVariable:
 
 
 def _variable(given: Variable) -> Any:
-    made: Any = dashboard.TextBoxVariable(given.name).default_value("") if given.text else _looked_up(given)
+    made: Any = dashboard.TextBoxVariable(given.name).default_value("") if given.text else _choice(given)
     made = made.label(given.label).description(given.says)
     return made.hide(model.VariableHide.HIDE_VARIABLE) if given.hidden else made
+
+
+def _choice(given: Variable) -> Any:
+    if not given.choices:
+        return _looked_up(given)
+    value, title = next(iter(given.choices.items()))
+    first = model.VariableOption(text=title, value=value, selected=True)
+    listed = ", ".join(f"{title} : {value}" for value, title in given.choices.items())
+    return dashboard.CustomVariable(given.name).values(listed).current(first)
 
 
 def _looked_up(given: Variable) -> dashboard.QueryVariable:

@@ -38,7 +38,9 @@ def _reduced() -> shared.ReduceDataOptions:
 
 def _coloured(built: Built, colours: Mapping[str, str]) -> Built:
     for name, colour in colours.items():
-        built = built.override_by_name(name, [Property("color", fixed_to(colour))])
+        shown = words.LEAK_NAMES.get(name, name)
+        renamed = [Property("displayName", shown)] if shown != name else []
+        built = built.override_by_name(name, [Property("color", fixed_to(colour)), *renamed])
     return built
 
 

@@ -23,14 +23,14 @@ from dashboards.series import CLICKED, to, total
 
 _SMALL = 3
 """Of 100 hours: what should never take more has no row of its own."""
-REST = 1000
-"""Id of the panel that names the jobs of all that has no row of its own; a leak's is this and its number."""
+JOBS = 1000
+"""Id of the panel that names the jobs that lose most to the leak chosen at the top."""
 
 
 def table(side: Side, *, width: int, height: int) -> Panel:
     """All losses with what they cost, whose they are and which signal they need."""
     these = losses(side)
-    named = by_loss(these, lambda loss: f'label_replace({heard(loss, side)}, "who", "{number_of(loss)}", "", "")')
+    named = by_loss(these, lambda loss: f'label_replace({heard(loss, side)}, "who", "{"|".join(loss.rows)}", "", "")')
     for label in ("expected", "team", "needs"):
         named = f'label_replace({named}, "{label}", "$1", "loss", "(.*)")'
     return Panel(
@@ -68,8 +68,8 @@ def _columns(these: tuple[Loss, ...], side: Side) -> Iterator[Column]:
     yield Column(of="currency", title="Currency", width=80)
     yield _said("team", "Team", {loss.key: loss.team for loss in these}, 90)
     yield Column(of="E", title="Coverage", unit="percentunit", decimals=0, width=70, steps=spoken)
-    jobs = Link("The jobs that lose most to it", f"{to(side.name, '').url}&viewPanel=panel-{CLICKED}")
-    yield Column(of="who", title="Who", texts={f"{number_of(k)}": "jobs" for k in these}, width=55, link=jobs)
+    jobs = Link("The jobs that lose most to it", f"{to(side.name, '', leak=CLICKED).url}&viewPanel=panel-{JOBS}")
+    yield Column(of="who", title="Who", texts={"|".join(k.rows): "jobs" for k in these}, width=55, link=jobs)
     yield Column(of="D", title="Fleet, a month", unit="short", decimals=1, width=115)
     yield _said("needs", "Signal needed", {loss.key: f"{', '.join(loss.evidence)}: {loss.needs}" for loss in these})
 
@@ -77,11 +77,6 @@ def _columns(these: tuple[Loss, ...], side: Side) -> Iterator[Column]:
 def is_large(loss: Loss) -> bool:
     """Whether it has a row of its own."""
     return loss.of_twelve and loss.expected.high > _SMALL
-
-
-def number_of(loss: Loss) -> int:
-    """Id of the panel that says which jobs lose most to it."""
-    return REST + int(loss.key) * is_large(loss)
 
 
 def _said(label: str, title: str, texts: dict[str, str], width: int = 0) -> Column:

@@ -7,25 +7,23 @@ how they are asked for (`losses`).
 from collections.abc import Iterator
 
 from dashboards import words
-from dashboards.leak_table import REST, is_large, number_of
+from dashboards.leak_table import JOBS, is_large
 from dashboards.losses import (
+    CHOSEN_LEAK,
     INFO,
-    PRICE,
     SHARE,
     Loss,
     Side,
     booked,
     by_job,
     losses,
-    price,
-    share,
     share_now,
     shares_now,
     told,
 )
-from dashboards.parts import Column, Figure, Lines, Note, Panel, Query, Row, Table
+from dashboards.parts import Column, Lines, Note, Panel, Query, Row, Table
 from dashboards.series import TO_JOB, at
-from dashboards.watching import curve, selected, title_of
+from dashboards.watching import curve, title_of
 from exporter.core.leak_guide import LITERATURE
 
 
@@ -37,13 +35,9 @@ def rows(side: Side) -> tuple[Row, ...]:
 
 
 def _row(loss: Loss, side: Side) -> Row:
-    width = 18 // min(3, len(loss.series))
+    width = 24 // min(3, len(loss.series))
     curves = [curve(each, side, f"{int(loss.key)}: {title_of(each)}", width=width) for each in loss.series]
-    return Row(
-        loss.title,
-        (_lost(loss, side), _over_time(loss, side), _jobs(loss, side), _note(loss, side), *curves),
-        folded=True,
-    )
+    return Row(loss.title, (_over_time(loss, side), _note(loss, side), *curves), folded=True)
 
 
 def _rest(these: tuple[Loss, ...], side: Side) -> Row:
@@ -54,29 +48,10 @@ def _rest(these: tuple[Loss, ...], side: Side) -> Row:
         "Other losses",
         (
             _rest_over_time(leaks, side),
-            _rest_jobs(leaks, side),
             *(_note(loss, side) for loss in these),
             *(curve(name, side, f"Other: {title_of(name)}", width=8) for name in series),
         ),
         folded=True,
-    )
-
-
-def _lost(loss: Loss, side: Side) -> Panel:
-    return Panel(
-        title=f"{int(loss.key)}: lost",
-        kind=Figure(named=True, steps=((None, words.EXPECTED),)),
-        shows=f"Of 100 GPU-hours that {side.jobs} held over the time shown; and money a month at the mean rate.",
-        bad=f"more than {loss.expected.high:g} of 100",
-        do=loss.fix,
-        queries=(
-            Query(share(loss, side), legend="of 100 GPU-hours"),
-            Query(price(loss, side), legend="{{currency}} a month"),
-        ),
-        unit="short",
-        decimals=1,
-        width=4,
-        empty=f"no data: needs {loss.needs}",
     )
 
 
@@ -91,7 +66,7 @@ def _over_time(loss: Loss, side: Side) -> Panel:
         do=loss.fix,
         queries=tuple(Query(share_now(row, loss, side), legend=row) for row in loss.rows),
         unit="none",
-        width=6,
+        width=12,
         empty=f"no data: needs {loss.needs}",
         fills=_story(loss),
     )
@@ -106,38 +81,25 @@ def _story(loss: Loss) -> str:
     return loss.rows[0] if told(loss) else ""
 
 
-def _jobs(loss: Loss, side: Side) -> Panel:
-    of_jobs = [name for name in loss.series if name.startswith("job") and not name.startswith(SHARE)]
-    worst = f"topk(10, {by_job(loss, side)})"
-    watched = (
-        Column(
-            of="CDEFGH"[i],
-            title=title_of(name),
-            unit=words.unit_of(name.partition("{")[0]),
-            decimals=2,
-            width=8 * len(title_of(name)) + 20,
-        )
-        for i, name in enumerate(of_jobs)
-    )
+def jobs(side: Side, *, width: int, height: int) -> Panel:
+    """The jobs that lose most now to the leak that is chosen at the top."""
+    worst = f"topk(10, {by_job(side)})"
     return Panel(
-        title=f"{int(loss.key)}: jobs that lose most to it now",
-        kind=Table((*_whose(side), *_LOST_NOW, *watched), sort="A"),
-        shows=f"{loss.name.capitalize()}: money an hour that each job loses to it, which share of its time that is, and"
-        " the metric to watch.",
+        title=f"{side.jobs.capitalize()} that lose most to the leak chosen at the top",
+        kind=Table((*_whose(side), *_LOST_NOW), sort="A"),
+        shows="Money an hour that each loses now to the leak chosen at the top, and which share of its time that is."
+        " A leak that only a report or an engine tells of has no jobs while none speaks.",
         bad="a job far above the others",
-        do=f"click on the job, tell its owner: {loss.fix}",
+        do="click on the job; what to do first about the leak is in the table above and in its row below",
         queries=(
             Query(f"{worst} * on (cluster, job_id) group_left (name, user, workload_namespace) {at(INFO)}"),
-            Query(f"sum by (cluster, job_id) ({at(SHARE, loss.leaks)}) and on (cluster, job_id) {worst}"),
-            *(
-                Query(f"max by (cluster, job_id) ({selected(name)}) and on (cluster, job_id) {worst}")
-                for name in of_jobs
-            ),
+            Query(f"sum by (cluster, job_id) ({at(SHARE, CHOSEN_LEAK)}) and on (cluster, job_id) {worst}"),
         ),
-        width=14,
-        number=number_of(loss),
-        empty="no job loses any now, or none is heard: see the note",
-        fills=_story(loss),
+        width=width,
+        height=height,
+        number=JOBS,
+        empty="no job loses any now, or none is heard: see the note in the leak's row",
+        fills="memory_bound_decode" if side.name == "inference" else "memory_bound",
     )
 
 
@@ -163,8 +125,8 @@ def _note(loss: Loss, side: Side) -> Panel:
         shows="What it is, who acts, and which signal it needs.",
         bad="a loss above the range to expect",
         do=loss.fix,
-        width=6,
-        height=9,
+        width=12,
+        height=8,
         empty="a text",
     )
 
@@ -194,26 +156,6 @@ def _rest_over_time(leaks: str, side: Side) -> Panel:
         do="see the note of that loss",
         queries=(Query(shares_now(leaks, side), legend="{{leak}}"),),
         unit="none",
-        width=12,
+        width=24,
         empty=f"no {side.jobs} seen",
-    )
-
-
-def _rest_jobs(leaks: str, side: Side) -> Panel:
-    lost = (
-        f"sum by (cluster, job_id, leak) ({at(SHARE, leaks)})"
-        f" * on (cluster, job_id) group_left (currency) topk by (cluster, job_id) (1, {at(PRICE)})"
-        f" * on (cluster, job_id) group_left (name, user, workload_namespace) {at(INFO, side.who)}"
-    )
-    colour = Column(of="leak", title="Leak", words=words.LEAKS, width=150)
-    return Panel(
-        title="Jobs that lose most to other losses now",
-        kind=Table((*_whose(side), colour, *_LOST_NOW[:2]), sort="A"),
-        shows="Money an hour that each job loses to one of these losses now.",
-        bad="a job far above the others",
-        do="click on the job; what to do first is in the note of that loss",
-        queries=(Query(f"topk(15, {lost})"),),
-        width=12,
-        number=REST,
-        empty="no job loses any now",
     )

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from msgspec import Struct
 
+from dashboards.parts import Variable
 from dashboards.series import a_month, at, total
 from exporter.core.leak_guide import (
     EXAMPLE_WATERFALLS,
@@ -39,6 +40,9 @@ _WATCHED: Mapping[str, tuple[str, ...]] = {
     "padding": ("job:gpu_efficiency_padding:ratio_rate5m",),
 }
 """What to watch of rows that are none of the twelve, where it is more than their share."""
+
+
+CHOSEN_LEAK = 'leak=~"$leak"'
 
 
 class Side(Struct, frozen=True, kw_only=True):
@@ -125,6 +129,12 @@ def _other(row: OtherLeak, number: int, side: Side) -> Loss:
     )  # fmt: skip
 
 
+def choice(side: Side) -> Variable:
+    """The variable by which one of them is chosen; its value is a regular expression of rows of LEAKS."""
+    titles = {"|".join(loss.rows): loss.title for loss in losses(side)}
+    return Variable(name="leak", label="Leak", choices=titles, says="For the table of jobs that lose most to it.")
+
+
 def booked(loss: Loss) -> Iterator[Leak]:
     """The rows of LEAKS that book it."""
     return (_ROWS[row] for row in loss.rows)
@@ -186,11 +196,10 @@ def by_loss(these: Iterable[Loss], query: Callable[[Loss], str]) -> str:
     return " or ".join(f'label_replace({query(loss)}, "loss", "{loss.key}", "", "")' for loss in these)
 
 
-def by_job(loss: Loss, side: Side) -> str:
-    """Money an hour that each job loses to it now; 0 of a job that is seen and loses none."""
-    lost = f"sum by (cluster, job_id) ({at(SHARE, loss.leaks)})"
-    seen = lost if told(loss) else f"({lost} or on (cluster, job_id) 0 * {at(GPUS)})"
-    return f"{seen} * on (cluster, job_id) group_right () {at(PRICE)} and on (cluster, job_id) {at(INFO, side.who)}"
+def by_job(side: Side) -> str:
+    """Money an hour that each job loses now to the leak that is chosen at the top."""
+    lost = f"sum by (cluster, job_id) ({at(SHARE, CHOSEN_LEAK)})"
+    return f"{lost} * on (cluster, job_id) group_right () {at(PRICE)} and on (cluster, job_id) {at(INFO, side.who)}"
 
 
 def share_now(row: str, loss: Loss, side: Side) -> str:

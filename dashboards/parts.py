@@ -163,6 +163,8 @@ class Variable(Struct, frozen=True, kw_only=True):
     query: str = ""
     text: bool = False
     """Typed in."""
+    choices: Mapping[str, str] = {}
+    """What can be chosen, where no query finds it: values and what a reader sees instead; the first at the start."""
     many: bool = False
     every: str = ""
     """What All stands for, as a regular expression; empty: there is no All."""

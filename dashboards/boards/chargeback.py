@@ -355,7 +355,7 @@ _LEAKS = Row(
             title="What each leak costs, and what to do first",
             kind=Table(
                 (
-                    Column(of="leak", title="Leak", words=words.LEAKS, width=195),
+                    Column(of="leak", title="Leak", words=words.LEAKS, texts=words.LEAK_NAMES, width=195),
                     Column(of="A", title="Of their time", unit="percentunit", decimals=1, width=105),
                     Column(of="B", title="Cost", unit="short", decimals=2, width=80),
                     Column(of="currency", title="Currency", width=85),

@@ -4,8 +4,8 @@ from msgspec.structs import replace
 
 from dashboards import words
 from dashboards.leak_table import table, waterfall
-from dashboards.leaks import rows
-from dashboards.losses import COST, INFERENCE, INFO, LAYERS
+from dashboards.leaks import jobs, rows
+from dashboards.losses import COST, INFERENCE, INFO, LAYERS, choice
 from dashboards.parts import Board, Column, Figure, Lines, Panel, Query, Row, Table
 from dashboards.series import CLUSTER, NAMESPACE, TO_JOB, a_month, at, of_layers, total
 from dashboards.watching import SLOWEST, SPREAD, WORST, latency, spread
@@ -107,7 +107,7 @@ _FIRST = Row(
     ),
 )  # fmt: skip
 
-_LEAKS = Row("Where it goes", (table(INFERENCE, width=24, height=19),))
+_LEAKS = Row("Where it goes", (table(INFERENCE, width=24, height=19), jobs(INFERENCE, width=24, height=8)))
 
 
 _STATES = {"waiting": words.WATCH, "running": words.EXPECTED}
@@ -267,6 +267,10 @@ BOARD = Board(
     title="Inference leaks",
     says="For those who serve: which leak takes most of the GPU time of servers, what it costs a month, whose it is and"
     " what to do; latencies beside how full batches and caches are; what tokens cost.",
-    variables=(CLUSTER, replace(NAMESPACE, says="Narrows the tables of servers; sums and curves are of all.")),
+    variables=(
+        CLUSTER,
+        choice(INFERENCE),
+        replace(NAMESPACE, says="Narrows the tables of servers; sums and curves are of all."),
+    ),
     rows=(_FIRST, _LEAKS, _BESIDE, _MONEY_ROW, *rows(INFERENCE)),
 )

@@ -396,7 +396,9 @@ _LEAKS = Row(
             title="What it costs and what to do first",
             kind=Table(
                 (
-                    Column(of="leak", title="Leak", words=words.LEAKS, width=170, link=_TO_TRAINING),
+                    Column(
+                        of="leak", title="Leak", words=words.LEAKS, texts=words.LEAK_NAMES, width=170, link=_TO_TRAINING
+                    ),
                     Column(of="A", title="Hours", unit="none", decimals=2, width=75),
                     Column(of="B", title="Share", unit="percentunit", decimals=1, width=65),
                     Column(of="C", title="Cost", unit="short", decimals=2, width=70),

@@ -327,7 +327,7 @@ _WATERFALL = Row(
             title="What the node lost",
             kind=Table(
                 (
-                    Column(of="leak", title="Leak", words=words.LEAKS, width=200),
+                    Column(of="leak", title="Leak", words=words.LEAKS, texts=words.LEAK_NAMES, width=200),
                     Column(of="A", title="GPU-hours", unit="none", decimals=2, width=110),
                     Column(of="B", title="Cost", unit="short", decimals=2, width=80),
                     Column(of="currency", title="Currency", width=90),

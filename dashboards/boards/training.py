@@ -2,8 +2,8 @@
 
 from dashboards import words
 from dashboards.leak_table import table, waterfall
-from dashboards.leaks import rows
-from dashboards.losses import COST, INFO, TRAINING
+from dashboards.leaks import jobs, rows
+from dashboards.losses import COST, INFO, TRAINING, choice
 from dashboards.parts import Board, Column, Figure, Lines, Panel, Query, Row, Table
 from dashboards.series import CLUSTER, TO_JOB, TO_NODE, a_month, at, of_layers, total
 from dashboards.watching import SPREAD, spread
@@ -107,7 +107,7 @@ _FIRST = Row(
     ),
 )
 
-_LEAKS = Row("Where it goes", (table(TRAINING, width=24, height=17),))
+_LEAKS = Row("Where it goes", (table(TRAINING, width=24, height=17), jobs(TRAINING, width=24, height=8)))
 
 _RUNS = Row(
     "Where 100 hours went, and how different jobs are",
@@ -337,6 +337,6 @@ BOARD = Board(
     title="Training leaks",
     says="For those who train: which leak takes most of the GPU time of training jobs, what it costs a month, whose it"
     " is and what to do; how different runs are, how they scale, save and fail.",
-    variables=(CLUSTER,),
+    variables=(CLUSTER, choice(TRAINING)),
     rows=(_FIRST, _LEAKS, _RUNS, _SCALE, _FAILURES, *rows(TRAINING)),
 )
