@@ -73,8 +73,9 @@ def test_a_server_that_polls_for_requests_by_a_kernel_is_idle_too() -> None:
 def test_waiting_because_the_kv_cache_is_full() -> None:
     found = after(word(1, 6, **BUSY | {"kv_use": 0.95, "slots": 16.0}))
     assert found["kv_cache_wait"] == pytest.approx(0.05)
-    assert "batching" not in found
     assert "kv_cache_wait" not in after(word(1, 6, **BUSY | {"kv_use": 0.99, "waiting": 0.0}))
+    full = BUSY | {"kv_use": 0.95, "slots": 32.0}
+    assert "batching" not in after(word(1, 3, **full), word(3, 6, **full)), "no request could fill the empty slots"
 
 
 def test_empty_slots_while_requests_queue() -> None:

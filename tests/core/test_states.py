@@ -76,6 +76,13 @@ def test_real_work_starts_the_count_anew() -> None:
     assert lost(ledger, "hung") == 0
 
 
+def test_time_that_nobody_saw_takes_from_a_spin_what_as_much_spinning_gave() -> None:
+    """Of 300 s of spinning 200 s of blindness leave 100 s: after 400 s more 100 s are still missing."""
+    blind = [(60, WORKING), (300, SPINNING), (200, SPINNING | {"distrust": "stale"})]
+    assert state(story([*blind, (400, SPINNING)]))[0] is State.ACTIVE
+    assert state(story([*blind, (520, SPINNING)]))[::2] == (State.HUNG, 60 + 300 + 200 + 500.0)
+
+
 def test_a_hang_survives_a_hiccup_and_ends_after_ten_seconds_of_work() -> None:
     """It spins from 60 s on, is hung from 660 s, works at 760 s for 5 s, and from 860 s on for good."""
     ledger = story([(60, WORKING), (700, SPINNING), (5, WORKING), (95, SPINNING), (60, WORKING)], step=1.0)
