@@ -197,6 +197,10 @@ def _start_of(day: date) -> float:
     return datetime.combine(day, time(), UTC).timestamp()
 
 
+Currency = Annotated[str, Meta(min_length=1, max_length=15, pattern=r"^[A-Za-z][A-Za-z0-9_-]*$")]
+"""A code as in ISO 4217, or another name in letters: a symbol such as $ stands for several currencies."""
+
+
 class Exemption(Struct, frozen=True, forbid_unknown_fields=True):
     """[[exemptions]]: jobs that may be idle until a given day; all given patterns must match."""
 
@@ -232,7 +236,7 @@ class PriceRow(Struct, frozen=True, forbid_unknown_fields=True):
 
     per_gpu_hour: Annotated[float, Meta(ge=0, le=1e6)]
     """Price of a whole GPU for an hour; a MIG instance costs its share."""
-    currency: Annotated[str, Meta(min_length=1, max_length=15)] = "USD"
+    currency: Currency = "USD"
     """Currency of the price, any name. Use one per cluster: costs in different currencies are not added."""
     model: str = "*"
     """GPU model: the driver's full name, or its name in the table of specifications; *: any."""
@@ -255,7 +259,7 @@ class EnergySettings(Struct, frozen=True, forbid_unknown_fields=True):
 
     price_per_kwh: Annotated[float, Meta(ge=0, le=1e6)] | None = None
     """Price of a kilowatt-hour; not set: no cost of energy is reported."""
-    currency: Annotated[str, Meta(min_length=1, max_length=15)] = "USD"
+    currency: Currency = "USD"
     """Currency of price_per_kwh."""
     grams_co2_per_kwh: Annotated[float, Meta(ge=0, le=1e5)] | None = None
     """Carbon intensity of the grid; not set: no emissions are reported."""
@@ -266,7 +270,7 @@ class BudgetSettings(Struct, frozen=True, forbid_unknown_fields=True):
 
     idle_per_hour: Annotated[float, Meta(ge=0, le=1e9)] | None = None
     """Money per hour lost on unallocated and idle GPUs; not set: no alert."""
-    currency: Annotated[str, Meta(min_length=1, max_length=15)] = "USD"
+    currency: Currency = "USD"
     """Currency of idle_per_hour; without [[prices]] it is in GPU-hours."""
 
 

@@ -6,8 +6,11 @@ Runs `main` in this process where nothing is served; what serves is started for 
 import gzip
 import json
 import logging
+import os
 import re
 import shlex
+import subprocess
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -368,6 +371,37 @@ def test_check_config_prints_what_load_reads_back(run: Run, tmp_path: Path) -> N
     flags = {"web.listen_address": "[::1]:9", "sampling.interval_seconds": 2}
     assert printed == load(tmp_path / "mine.toml", environ={}, flags=flags)
     assert (printed.policy.hang_seconds, printed.source, printed.web.listen_address) == (17.5, "nvml", "[::1]:9")
+
+
+def test_check_config_names_what_no_longer_applies(run: Run, tmp_path: Path) -> None:
+    row = '[[exemptions]]\nid = "{}"\nreason = "demo room"\nexpires = {}\nuser = "ann"\n'
+    (tmp_path / "mine.toml").write_text(row.format("old", "2020-02-01") + row.format("new", "2999-01-01"))
+    status, _, err = run("check-config --config mine.toml")
+    assert status == 0
+    assert err == (
+        "gpu-efficiency: the exemption old has expired (2020-02-01) and exempts no job: remove it, or set a later"
+        " `expires`\n"
+    )
+
+
+@pytest.mark.parametrize("currency", ["$", "€", "US D", "9"])
+def test_a_currency_is_a_code_and_no_symbol(run: Run, tmp_path: Path, currency: str) -> None:
+    (tmp_path / "mine.toml").write_text(f'[[prices]]\nper_gpu_hour = 2.5\ncurrency = "{currency}"\n')
+    status, _, err = run("check-config --config mine.toml")
+    assert status == 2
+    assert "prices" in err
+    assert "currency" in err
+
+
+@pytest.mark.slow
+def test_what_an_encoding_lacks_is_replaced_and_nothing_fails(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text('[[exemptions]]\nid = "a"\nreason = "Vorf\u00fchrung"\nexpires = 2999-01-01\nuser = "a"\n', "utf-8")
+    found = subprocess.run(
+        [sys.executable, "-m", "exporter", "check-config", "--config", str(file)],
+        env=os.environ | {"PYTHONIOENCODING": "ascii"}, capture_output=True, check=True,
+    )  # fmt: skip
+    assert b'"Vorf?hrung"' in found.stdout
 
 
 def test_check_config_without_anything_prints_the_defaults(run: Run, tmp_path: Path) -> None:

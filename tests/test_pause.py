@@ -5,6 +5,7 @@ import logging
 import os
 import re
 import shlex
+import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -296,10 +297,38 @@ def _run(
     root.setLevel(level)
 
 
+@pytest.fixture(name="listening")
+def _listening(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A server where the configuration has the daemon; its address."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        monkeypatch.setenv("GPU_EFFICIENCY_WEB_LISTEN_ADDRESS", address)
+        yield address
+
+
+def test_without_a_daemon_nothing_is_said_to_be_paused(
+    run: Callable[..., Any], path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket() as reserved:  # bound, but not listening: no other process can take the port
+        reserved.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{reserved.getsockname()[1]}"
+        monkeypatch.setenv("GPU_EFFICIENCY_WEB_LISTEN_ADDRESS", address)
+        status, out, _ = run("pause")
+    assert status == 0
+    assert out.startswith(f"no daemon listens on {address}, so nothing is paused now; one that starts before ")
+    assert path.exists()
+
+
 @pytest.mark.parametrize(
     ("flags", "seconds"), [("", 1800), ("--for 30s", 30), ("--for 90m", 5400), ("--for 2h", 7200), ("--for 24h", 86400)]
 )
-def test_pause_writes_what_the_daemon_reads(run: Callable[..., Any], path: Path, flags: str, seconds: int) -> None:
+def test_pause_writes_what_the_daemon_reads(
+    run: Callable[..., Any],
+    path: Path,
+    flags: str,
+    seconds: int,
+    listening: str,  # noqa: ARG001
+) -> None:
     before = time.time()
     status, out, err = run(f"pause {flags} --reason 'Nsight, GPU 3'")
     after = time.time()

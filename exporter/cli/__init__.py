@@ -5,6 +5,7 @@ Exit status 0: done; 1: failed while running; 2: wrong usage or configuration; 3
 """
 
 import argparse
+import io
 import sys
 from importlib import import_module
 
@@ -131,7 +132,15 @@ def main(argv: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if argv is None else argv
     args = build_parser(arguments[0] if arguments else "").parse_args(arguments)
     wiring = import_module("exporter.cli.wiring")
+    _print_all_characters()
     return int(wiring.run_guarded(args.run, args))
+
+
+def _print_all_characters() -> None:
+    """Let output in an encoding that lacks a character, such as of a user's job name, show `?` instead of failing."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and not stream.encoding.lower().startswith("utf"):
+            stream.reconfigure(errors="replace")
 
 
 def build_parser(chosen: str | None = None) -> argparse.ArgumentParser:

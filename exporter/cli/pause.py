@@ -1,15 +1,16 @@
 """Runs the commands `pause` and `resume`, which make a running daemon release the hardware counters for a profiler.
 
-They write or remove the pause file, which the daemon reads before each sample; they do not connect to the daemon.
+They write or remove the pause file, which the daemon reads before each sample. `pause` also checks that one listens.
 """
 
 import argparse
+import socket
 import time
 from pathlib import Path
 
 from exporter.agent.pause import LONGEST_SECONDS, Pause, clock_time, write_pause
 from exporter.cli.wiring import config_file_argument, configure, duration_argument, fail
-from exporter.config import ConfigError
+from exporter.config import Config, ConfigError, split_address
 
 _LONGEST_REASON = 200
 """Characters; the daemon logs no more."""
@@ -17,19 +18,26 @@ _LONGEST_REASON = 200
 
 def pause(args: argparse.Namespace) -> int:
     """Stop the daemon's reads for a while; the time is unobserved, with reason "paused"."""
-    path = _pause_file(args)
+    config = configure(args)
+    path = _pause_file(config)
     until = time.time() + args.seconds
     try:
         write_pause(path, Pause(until, args.reason))
     except OSError as err:
         return _not_permitted(path, "cannot be written", err)
-    print(f"paused until {clock_time(until)}, at the daemon's next sample: {path}; `gpu-efficiency resume` ends it")
+    if _daemon_listens(config):
+        print(f"paused until {clock_time(until)}, at the daemon's next sample: {path}; `gpu-efficiency resume` ends it")
+    else:
+        print(
+            f"no daemon listens on {config.web.listen_address}, so nothing is paused now; one that starts before"
+            f" {clock_time(until)} starts paused: {path}; `gpu-efficiency resume` ends it"
+        )
     return 0
 
 
 def resume(args: argparse.Namespace) -> int:
     """End a pause. Succeeds if there is none."""
-    path = _pause_file(args)
+    path = _pause_file(configure(args))
     try:
         path.unlink()
     except (FileNotFoundError, NotADirectoryError):
@@ -41,8 +49,18 @@ def resume(args: argparse.Namespace) -> int:
     return 0
 
 
-def _pause_file(args: argparse.Namespace) -> Path:
-    file = configure(args).sampling.pause_file
+def _daemon_listens(config: Config) -> bool:
+    """Whether something accepts connections where the daemon would."""
+    host, port = split_address(config.web.listen_address)
+    try:
+        socket.create_connection((host or "127.0.0.1", port), timeout=2).close()
+    except OSError:
+        return False
+    return True
+
+
+def _pause_file(config: Config) -> Path:
+    file = config.sampling.pause_file
     if not file:
         raise ConfigError("sampling.pause_file is empty, so that the daemon cannot be paused: set it to a file")
     return Path(file)

@@ -5,8 +5,6 @@ import math
 import sys
 import threading
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from msgspec import structs
@@ -15,6 +13,7 @@ from msgspec.structs import replace
 from exporter import __version__
 from exporter.agent.agent import Agent, paced
 from exporter.cli.progress import TIME, ProgressBar, progress_arguments
+from exporter.cli.scratch import scratch_folder
 from exporter.cli.wiring import (
     FAILED,
     at_least,
@@ -63,7 +62,7 @@ def demo(args: argparse.Namespace) -> int:
         owner_rules.rules = Rules(config.workload, config.exemptions)
         agent.update(live_settings(config, simulation.host, reload))
 
-    with on_sighup(reloader), reload_in_background(reloader, apply), _history_folder() as folder:
+    with on_sighup(reloader), reload_in_background(reloader, apply), scratch_folder() as folder:
         observations = owner_rules.apply(simulation.observations)
         # Never in the store of a real node.
         own = structs.replace(config.history, file=f"{folder}/history.db" if folder else "")
@@ -71,18 +70,6 @@ def demo(args: argparse.Namespace) -> int:
         return publish(
             agent, config, lambda stop: _preroll_then_live(observations, simulation.live_from, stop), history=history
         )
-
-
-@contextmanager
-def _history_folder() -> Iterator[str]:
-    """Make a temporary folder for the demo's store; yield "" if that is impossible, as in a read-only container."""
-    try:
-        made = TemporaryDirectory(prefix="gpu-efficiency-demo-")
-    except OSError:
-        yield ""
-        return
-    with made as folder:
-        yield folder
 
 
 def demo_simulation(args: argparse.Namespace, clock: Clock) -> Simulation:

@@ -8,6 +8,7 @@ import json
 import shutil
 import sys
 import textwrap
+import time
 from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import Any
@@ -68,6 +69,13 @@ def check_config(args: argparse.Namespace) -> int:
     note = open_web_config(config).current.note
     if note:
         print(f"gpu-efficiency: {config.web.config_file}: {note}", file=sys.stderr)
+    for exemption in config.exemptions:
+        if exemption.expiry <= time.time():
+            print(
+                f"gpu-efficiency: the exemption {exemption.id} has expired ({exemption.expires}) and exempts no job:"
+                " remove it, or set a later `expires`",
+                file=sys.stderr,
+            )
     print(as_toml(config))
     return 0
 

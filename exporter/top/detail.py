@@ -115,7 +115,7 @@ def _loss_segments(node: PolledNode, window: str, glyphs: Glyphs) -> list[Styled
     usage: WindowOut = getattr(node.node, window)
     losses = known_losses(usage)
     if not losses:
-        return [("nothing leaks" if usage.seconds else "no time yet", "soft")]
+        return [(_no_losses(usage), "soft")]
     named: list[StyledText] = [
         (f"{share(lost_share(usage))} % of the money leaks{_loss_of_money(node, window)}: ", "strong")
     ]
@@ -132,6 +132,15 @@ def _loss_of_money(node: PolledNode, window: str) -> str:
     """Return the money lost per hour and its price; empty if prices are not known."""
     lost = hourly_loss(node.accounts, window) if node.accounts else None
     return "" if lost is None else f", {lost[0]:,.2f} of {lost[1]:,.2f} {lost[2]} per hour"
+
+
+def _no_losses(usage: WindowOut) -> str:
+    """Describe a window without losses; what was not observed, as before a restart, may have had some."""
+    if not usage.seconds:
+        return "no time yet"
+    if not usage.coverage:
+        return "nothing was observed"
+    return "nothing leaks" if usage.coverage >= 1 else f"nothing leaks of the {share(usage.coverage)} % observed"
 
 
 def usage_bar(usage: WindowOut, width: int, glyphs: Glyphs) -> list[StyledText]:

@@ -1,5 +1,7 @@
 """Tests the page of a row: every leak with its remedy, and all details of a job or a GPU."""
 
+import pytest
+
 from exporter.core.job_record import JobRecord
 from exporter.core.leaks import LEAK_NAMES, LEAKS
 from exporter.core.model import Owner
@@ -60,3 +62,21 @@ def test_a_gpus_page_says_its_signs_its_health_and_who_has_it() -> None:
 
 def test_a_row_that_is_gone_while_its_page_is_open_says_so() -> None:
     assert "no longer reported by the node" in text(opened=("job", "http://nobody", "1"))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "coverage", "words"),
+    [
+        (0.0, None, "no time yet"),
+        (60.0, 0.0, "nothing was observed"),
+        (60.0, 0.5, "nothing leaks of the 50 % observed"),
+        (60.0, 1.0, "nothing leaks"),
+    ],
+)
+def test_time_that_was_not_observed_is_not_said_to_be_without_leaks(
+    seconds: float, coverage: float | None, words: str
+) -> None:
+    told = answers(snapshot())
+    told[0]["node"]["last_5_minutes"] = {"seconds": seconds, "coverage": coverage, "leaks": {"useful": seconds}}
+    lines = [line.text for line in render_screen(ViewState(), view(seen(told=told)), width=120, height=60).lines]
+    assert any(line.strip() == words for line in lines), lines
