@@ -237,7 +237,7 @@ class PriceRow(Struct, frozen=True, forbid_unknown_fields=True):
     per_gpu_hour: Annotated[float, Meta(ge=0, le=1e6)]
     """Price of a whole GPU for an hour; a MIG instance costs its share."""
     currency: Currency = "USD"
-    """Currency of the price, any name. Use one per cluster: costs in different currencies are not added."""
+    """Currency of the price, any name in letters. Use one per cluster: costs in different currencies are not added."""
     model: str = "*"
     """GPU model: the driver's full name, or its name in the table of specifications; *: any."""
     pool: str = ""

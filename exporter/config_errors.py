@@ -31,6 +31,10 @@ _BOUND_REASONS: Mapping[tuple[str, str], str] = {
     " more often are invalid on Hopper (NVIDIA/DCGM#310)",
 }
 """Why a bound is what it is, by key and comparison, where an operator may want to ignore it."""
+_PATTERN_REASONS: Mapping[str, str] = {
+    "currency": "a code such as USD, or another name in letters; a symbol such as $ stands for several currencies",
+}
+"""What is allowed where a pattern decides, by key."""
 _MOST_LINES = 2000
 """Most lines of one value that are parsed to find its end."""
 
@@ -43,7 +47,7 @@ def explain(message: str, config: type[Struct], *, text: str = "", variables: Se
     path, unknown = mentioned_key(message)
     if not unknown:
         allowed = ", ".join(str(each) or '""' for each in choices_at(config, path))
-        more = f"; allowed are {allowed}" if allowed and "enum" in message else _bound_reason(path, message)
+        more = f"; allowed are {allowed}" if allowed and "enum" in message else _reason(path, message)
     elif variables:
         more = _nearest(variables[0], variables[1:])
     else:
@@ -52,7 +56,9 @@ def explain(message: str, config: type[Struct], *, text: str = "", variables: Se
     return f"{f'line {line}: ' if line else ''}{message}{more}"
 
 
-def _bound_reason(path: KeyPath, message: str) -> str:
+def _reason(path: KeyPath, message: str) -> str:
+    if "matching regex" in message:
+        return f": {_PATTERN_REASONS[str(path[-1])]}"
     dotted = ".".join(map(str, path))
     reasons = (why for (key, sign), why in _BOUND_REASONS.items() if key == dotted and f" {sign} " in message)
     return "".join(f": {why}" for why in reasons)

@@ -81,6 +81,8 @@ def _other(kind: str, default: str) -> tuple[str, Any]:
         return "[a, b/*]", ("a", "b/*")
     if "number" in kind:
         return _within(kind, was)
+    if was == "USD":
+        return "EUR", "EUR"
     return ("127.0.0.1:1", "127.0.0.1:1") if "host:port" in default or was in (":19400", ":19401") else ("x:1", "x:1")
 
 
