@@ -81,9 +81,9 @@ def _other(kind: str, default: str) -> tuple[str, Any]:
         return "[a, b/*]", ("a", "b/*")
     if "number" in kind:
         return _within(kind, was)
-    if was == "USD":
-        return "EUR", "EUR"
-    return ("127.0.0.1:1", "127.0.0.1:1") if "host:port" in default or was in (":19400", ":19401") else ("x:1", "x:1")
+    address = "host:port" in default or was in (":19400", ":19401")
+    other = "127.0.0.1:1" if address else "EUR" if was == "USD" else "x:1"
+    return other, other
 
 
 def _within(kind: str, was: Any) -> tuple[str, Any]:
