@@ -33,6 +33,7 @@ LOOKALIKES = tuple(name for name in BUILDERS if name.startswith("lookalike_"))
 ZOMBIES = tuple(name for name in BUILDERS if name.startswith("zombie_"))
 USEFUL = tuple(name for name in BUILDERS if name.startswith("other_"))
 SERVERS = tuple(name for name in BUILDERS if name.startswith("inference_"))
+_IDLE = LEAK_NAMES.index("idle_allocation")
 _LAYERS = dict(zip(LEAK_NAMES, LAYER_OF, strict=True)) | {"unallocated": "gau"}
 _LOST = ("gau", "ectr", "unobserved")
 _decode = msgspec.json.Decoder(Observation).decode
@@ -96,6 +97,10 @@ def judged(name: str, seed: int, seconds: float, options: Options) -> Verdict:
             true[cause] += seconds_lost
         for leak, nanoseconds in zip(LEAK_NAMES, ledger.gpus[uuid].book.parts, strict=True):
             booked[leak] += nanoseconds / SECOND
+        # What the core books as idle allocation while nobody holds the GPU, it also counts as not held.
+        unheld = ledger.gpus[uuid].book.unheld[_IDLE] / SECOND
+        booked["idle_allocation"] -= unheld
+        booked["unallocated"] = booked.get("unallocated", 0.0) + unheld
     if options.reports != "none":
         booked["useful"] += sum(booked.pop(leak, 0.0) for leak in REPORTED_AS_USEFUL)
     paid = sum(true.values()) / 100

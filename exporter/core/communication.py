@@ -27,6 +27,8 @@ _FULL_TRUST = 0.05
 """E: with this share of busy readings that communicate only, few kernels that communicate hide in the others."""
 _MIN_DISTANCE = 0.08
 """Smallest difference of the two levels that can be told from noise."""
+_HIDDEN_TRAFFIC = 0.25
+"""E: short collectives reach this share of the links' rate, mostly waiting for each other."""
 _BINS = 50
 _BUSY, _NO_TENSOR, _NO_DRAM, _NO_FP, _FEW_SMS = 0.5, 0.02, 0.06, 0.025, 0.5
 """E: limits of a reading that only communicates: engine activity; tensor, own DRAM and SM activity per engine activity;
@@ -67,6 +69,8 @@ class ShortReading(Struct, array_like=True, frozen=True):
     sm: float
     engine: float
     communicates: bool
+    link: float = 0.0
+    """Share of its time that the link's traffic would take alone, 0-1."""
     follows: bool = False
     """The reading before it communicates."""
 
@@ -85,6 +89,8 @@ class LevelTracker(Struct, eq=False):
     """By UUID, the latest short reading, which counts once its successor is known."""
     computing_sm: float = 0.0
     computing_engine: float = 0.0
+    computing_link: float = 0.0
+    """Time that the links' traffic meanwhile would take alone, milliseconds."""
     computing: int = 0
     communicating: int = 0
     busy: int = 0
@@ -108,7 +114,7 @@ class LevelTracker(Struct, eq=False):
                 self.minute = max(minute, self.minute)
                 self.recent[minute] = self._levels(policy)
             for ev, start, end in of_minute:
-                self._add_part(ev, start, end)
+                self._add_part(ev, start, end, policy)
 
     def at(self, time: int) -> SmLevels:
         """The levels to use for an interval that begins at `time`."""
@@ -119,7 +125,7 @@ class LevelTracker(Struct, eq=False):
             levels = self.recent[max(known)] if known else UNKNOWN_LEVELS
         return levels
 
-    def _add_part(self, ev: Evidence, start: int, end: int) -> None:
+    def _add_part(self, ev: Evidence, start: int, end: int, policy: Policy) -> None:
         """Add [start, end) of a reading, which lies within one minute."""
         reading, sm = ev.reading, ev.sm or 0.0
         ms = (end - start) // MS
@@ -131,7 +137,8 @@ class LevelTracker(Struct, eq=False):
         if communicates:
             self.communicating += ms
             self.collective_bins[_bin(sm / ev.engine)] += ms
-        self._add_short(ShortReading(reading.end, ms, sm, ev.engine, communicates=communicates), reading)
+        link = _link_time(ev, policy)
+        self._add_short(ShortReading(reading.end, ms, sm, ev.engine, communicates=communicates, link=link), reading)
 
     def _add_short(self, short: ShortReading, reading: Reading) -> None:
         """Count the reading before this one as computing, unless it or one of its neighbours communicates.
@@ -145,6 +152,7 @@ class LevelTracker(Struct, eq=False):
         if not (before.communicates or before.follows or short.communicates):
             self.computing_sm += before.sm * before.ms
             self.computing_engine += before.engine * before.ms
+            self.computing_link += before.link * before.ms
             self.computing += before.ms
         self.pending[reading.uuid] = replace(short, follows=before.communicates)
 
@@ -157,12 +165,25 @@ class LevelTracker(Struct, eq=False):
             and self.computing >= some * self.busy
             and self.computing_engine > 0
         ):
-            computing = self.computing_sm / self.computing_engine
             communicating = _quantile(self.collective_bins, 0.5)
+            computing = self._computing_level(communicating, policy)
             if computing - communicating >= _MIN_DISTANCE:
                 trust = min(1.0, self.communicating / self.busy / _FULL_TRUST)
                 return SmLevels(computing, communicating, trust, dense)
         return SmLevels(policy.computing_sm, policy.collective_sm, dense=dense)
+
+
+    def _computing_level(self, communicating: float, policy: Policy) -> float:
+        """SM activity of computing kernels, without that of collectives too short for a reading of their own.
+
+        SMs that are idle while the links move data are idle in such collectives; without traffic, in small kernels.
+        """
+        level = self.computing_sm / self.computing_engine
+        idle = policy.computing_sm - level
+        if idle <= 0.0 or policy.computing_sm <= communicating:
+            return level
+        needed = _HIDDEN_TRAFFIC * idle / (policy.computing_sm - communicating)
+        return level + idle * min(1.0, self.computing_link / self.computing_engine / needed)
 
 
 Part = tuple[Evidence, int, int]
@@ -225,11 +246,20 @@ def _link_rate_and_capacity(ev: Evidence) -> tuple[float | None, float | None]:
     return busier(ev.pcie_tx, ev.pcie_rx), spec.pcie_bytes_per_second
 
 
-def estimate_communication(ev: Evidence, levels: SmLevels, policy: Policy, timed: float | None = None) -> Estimate:
+def _link_time(ev: Evidence, policy: Policy) -> float:
+    """Share of time that the link's traffic takes at the rate that collectives reach; 0 if it is unknown."""
+    rate, capacity = _link_rate_and_capacity(ev)
+    return rate / capacity / policy.link_achieved if rate is not None and capacity else 0.0
+
+
+def estimate_communication(
+    ev: Evidence, levels: SmLevels, policy: Policy, timed: float | None = None, *, launches: bool = False
+) -> Estimate:
     """Share of the reading in which only communication kernels ran; never more than its slack.
 
     `timed`: the share of time in which collectives executed, as a profiler plugin timed them; it includes those that
-    overlap with computation, so that idle SMs still decide.
+    overlap with computation, so that idle SMs still decide. `launches`: the job's kernels are small and wait for the
+    CPU that launches them, so that idle SMs are their own.
     """
     rate, capacity = _link_rate_and_capacity(ev)
     slack = ev.slack / PPM
@@ -237,15 +267,16 @@ def estimate_communication(ev: Evidence, levels: SmLevels, policy: Policy, timed
         return Estimate(slack, slack, slack)
     if ev.sm is None:
         return NOTHING
-    assumed = _assumed(ev, ev.sm, levels, policy)
+    assumed = _assumed(ev, ev.sm, levels.dense and not launches, policy)
     measured = _idle_sms(ev, ev.sm, levels.computing, levels.communicating) if levels.trust else assumed.high
     if timed is not None:
         value = min(timed, measured)
         return Estimate(value, min(value, assumed.low), value)
     if not levels.trust:
         return assumed
-    value = measured + (1.0 - levels.trust) * 0.5 * (assumed.value - measured)
-    return Estimate(value, min(value, assumed.low), max(value, assumed.high))
+    doubt = 1.0 - levels.trust
+    value = measured + doubt * 0.5 * (assumed.value - measured)
+    return Estimate(value, min(value, assumed.low), max(value, measured + doubt * (assumed.high - measured)))
 
 
 def _idle_sms(ev: Evidence, sm: float, computing: float, communicating: float) -> float:
@@ -253,18 +284,18 @@ def _idle_sms(ev: Evidence, sm: float, computing: float, communicating: float) -
     return min(ev.slack / PPM, max(0.0, (computing * ev.engine - sm) / (computing - communicating)))
 
 
-def _assumed(ev: Evidence, sm: float, levels: SmLevels, policy: Policy) -> Estimate:
-    """The estimate with assumed levels: between what the link's rate needs and what idle SMs and other work allow."""
-    rate, capacity = _link_rate_and_capacity(ev)
-    low = 0.0
-    if rate is not None and capacity:
-        idle = (ev.engine - sm) / policy.collective_idle_sms
-        low = min(rate / capacity / policy.link_achieved, idle, ev.slack / PPM)
+def _assumed(ev: Evidence, sm: float, dense: bool, policy: Policy) -> Estimate:  # noqa: FBT001  one of two kinds
+    """The estimate with assumed levels: between what the link's rate needs and what idle SMs and other work allow.
+
+    Traffic may overlap with computing, so that idle SMs limit also what it explains.
+    """
     spec = ev.device.spec
     ceiling = spec.dram_ceiling if spec is not None else 1.0
     computes = max((ev.tensor or 0.0) / policy.tensor_of_kernel, own_dram(ev) / (policy.dram_reached * ceiling))
-    high = max(low, min(_idle_sms(ev, sm, policy.computing_sm, policy.collective_sm), ev.engine - computes))
-    share = policy.exposed_share_dense if levels.dense else policy.exposed_share_sparse
+    idle = _idle_sms(ev, sm, policy.computing_sm, policy.collective_sm)
+    high = max(0.0, min(idle, ev.engine - computes))
+    low = min(_link_time(ev, policy), high)
+    share = policy.exposed_share_dense if dense else policy.exposed_share_sparse
     return Estimate(low + share * (high - low), low, high)
 
 

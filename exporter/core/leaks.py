@@ -18,7 +18,7 @@ from exporter.core.evidence import SPIN, Evidence, busier
 from exporter.core.model import PPM, State
 from exporter.core.policy import Policy
 from exporter.core.serving import ServingShares
-from exporter.core.states import BEGINNING, NO_SIGNS, RESTARTED, SAVING, STARVED, STEADY
+from exporter.core.states import BEGINNING, LAUNCHES, NO_SIGNS, RESTARTED, SAVING, STARVED, STEADY
 from exporter.core.workload import (
     BUBBLE,
     CHECKPOINT,
@@ -73,6 +73,8 @@ class Span(Struct, gc=False):
     """Share of time in which collectives executed, as a profiler plugin timed them; None: not timed."""
     communication: int = 0
     """The part of slack in which only communication kernels are estimated to have run, ppm."""
+    most_communication: int = 0
+    """The most that it may be: idle SMs between the two are named neither communication nor small kernels."""
     scale: float = 1.0
     """What is left of slack after exposed communication, over what the estimate would have left."""
 
@@ -120,12 +122,14 @@ def detect_exposed_communication(span: Span, left: int) -> int:
         return 0
     if span.spinning:
         return left
-    amount = estimated = min(
-        left, span.owned(estimate_communication(span.ev, span.levels, span.policy, span.timed).value)
-    )
+    launches = LAUNCHES in span.signs
+    estimate = estimate_communication(span.ev, span.levels, span.policy, span.timed, launches=launches)
+    amount = estimated = span.most_communication = min(left, span.owned(estimate.value))
     if span.credit is not None and COMMUNICATION in span.credit.known:
         amount = min(left, span.credit.available(COMMUNICATION, span.ms))
         span.scale = (left - amount) / (left - estimated) if left > estimated else 0.0
+    elif span.timed is None and not launches:
+        span.most_communication = min(left, span.owned(estimate.high))
     span.communication = estimated
     return amount
 
@@ -164,7 +168,7 @@ def detect_low_parallelism(span: Span, _: int) -> int:
     ev = span.ev
     if ev.sm is None:
         return 0
-    empty = span.owned(ev.engine - ev.sm) - int(span.communication * (1.0 - span.levels.communicating))
+    empty = span.owned(ev.engine - ev.sm) - int(span.most_communication * (1.0 - span.levels.communicating))
     return int(empty * span.scale)
 
 

@@ -116,6 +116,8 @@ class Policy(Struct, frozen=True, forbid_unknown_fields=True):
     """E: above this what is left of even activity is the gaps in which the CPU launches the next kernel"""
     small_kernel_share: Ratio = 0.5
     """E: sm_active / engine below this: kernels too small"""
+    launch_bound_sm: Ratio = 0.65
+    """E: likewise of a minute of even gaps between kernels, in which some kernels are large, as the optimiser's"""
 
     link_busy: Ratio = 0.1
     """E: link rate / capacity, per engine activity, of a communication second"""
@@ -125,18 +127,16 @@ class Policy(Struct, frozen=True, forbid_unknown_fields=True):
     """E: DRAM activity beyond the link's own traffic, likewise"""
     link_achieved: Share = 0.75
     """E: a collective reaches this share of the link's capacity"""
-    collective_idle_sms: Share = 0.8
-    """E: a collective leaves this share of the SMs idle"""
     computing_sm: Share = 0.955
     """E: SM activity per engine activity of kernels that compute, until it was measured for the job"""
     collective_sm: Share = 0.14
     """E: the same of kernels that communicate or wait for a peer"""
     tensor_of_kernel: Share = 0.88
     """E: tensor activity of the densest kernels: tensor work lasts at least as long as it needs at that rate"""
-    dense_kernel_sm: Ratio = 0.5
+    dense_kernel_sm: Ratio = 0.35
     """E: a job whose kernels fill this share of the SMs most of the time loses idle SMs to communication, not to
     small kernels"""
-    exposed_share_dense: Ratio = 0.7
+    exposed_share_dense: Ratio = 0.85
     """E: of the range between the bounds of exposed communication, for such a job"""
     exposed_share_sparse: Ratio = 0.1
     """E: the same for a job with small kernels"""

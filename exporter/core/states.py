@@ -175,10 +175,11 @@ def _ns(seconds: float) -> int:
 
 
 BEGINNING, RESTARTED, SAVING, STARVED, STEADY = "beginning", "restarted", "saving", "starved", "even"
+LAUNCHES = "launches"
 """Indicators that a single reading cannot show: the owner has not worked yet; its processes are others than those that
 worked; it copied state to the host and has not worked since; in the last full minute, more data came
 from the host than went to it, and kernels that fill the SMs used it; in the last full minute, engine activity was
-even."""
+even; and it was partial, with kernels that leave SMs idle: they wait for the CPU that launches them."""
 NO_SIGNS: frozenset[str] = frozenset()
 
 
@@ -390,7 +391,12 @@ class GpuTimers:
             and self.sm_sum >= policy.small_kernel_share * self.engine_sum
         )
         even = spread <= policy.flat_spread
-        return frozenset(compress((STARVED, STEADY), (starved, even)))
+        launches = (
+            even
+            and policy.host_bound_engine_low * PPM <= mean < policy.host_gap_engine * PPM
+            and self.sm_sum < policy.launch_bound_sm * self.engine_sum
+        )
+        return frozenset(compress((STARVED, STEADY, LAUNCHES), (starved, even, launches)))
 
 
 def _input_rate(received: float, sent: float) -> int:

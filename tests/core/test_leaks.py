@@ -199,9 +199,9 @@ OWN_DRAM = 0.3 - 2 * 200 / 3350
     ("change", "low", "high"),
     [
         ({"tensor_active": 0.15}, 200 / 450 / 0.75, 1 - OWN_DRAM / (0.96 * 0.92)),
-        ({"dram_active": 0.6}, 200 / 450 / 0.75, 0.0),
+        ({"dram_active": 0.6}, 200 / 450 / 0.75, 1 - (0.6 - 2 * 200 / 3350) / (0.96 * 0.92)),
         ({"tensor_active": 0.35, "sm_active": 0.4}, 200 / 450 / 0.75, 1 - 0.35 / 0.88),
-        ({"sm_active": 0.6, "tensor_active": 0.15}, (1.0 - 0.6) / 0.8, 0.0),
+        ({"sm_active": 0.6, "tensor_active": 0.15}, 200 / 450 / 0.75, (0.955 - 0.6) / (0.955 - 0.14)),
         (
             {"nvlink_tx_bytes_per_second": 30e9, "nvlink_rx_bytes_per_second": 30e9},
             30 / 450 / 0.75,
@@ -210,11 +210,11 @@ OWN_DRAM = 0.3 - 2 * 200 / 3350
     ],
 )
 def test_a_second_with_something_else_in_it_is_mixed(change: dict[str, Any], low: float, high: float) -> None:
-    """At least the lesser of link / .75 and (g - s) / .8; at most what tensor or DRAM activity leaves of the engine.
+    """At least link / .75, for it may overlap with computing; at most what tensor, DRAM or idle SMs leave of the engine.
 
     Of the range between the bounds a tenth is booked, for a job that is not known to have kernels that fill the SMs.
     """
-    share = low + 0.1 * max(0.0, high - low)
+    share = min(low, high) + 0.1 * max(0.0, high - low)
     assert poured(WORKING, gpus=2, **COLLECTIVE | change)["exposed_communication"] == pytest.approx(share, abs=2e-6)
 
 
