@@ -172,7 +172,6 @@ class LevelTracker(Struct, eq=False):
                 return SmLevels(computing, communicating, trust, dense)
         return SmLevels(policy.computing_sm, policy.collective_sm, dense=dense)
 
-
     def _computing_level(self, communicating: float, policy: Policy) -> float:
         """SM activity of computing kernels, without that of collectives too short for a reading of their own.
 

@@ -283,7 +283,7 @@ EXAMPLE_WATERFALLS: Mapping[str, Mapping[str, int]] = {
         "unavailable": 2, "idle_allocation": 10, "oversized_allocation": 1,
         "hung": 1, "failure_recovery": 2, "startup": 1, "checkpoint": 2, "data_stall": 4, "host_overhead": 4,
         "unattributed_stall": 1, "exposed_communication": 9,
-        "pipeline_bubble": 5, "memory_bound": 12, "low_parallelism": 8, "other_compute": 2, "throttled": 1,
+        "pipeline_bubble": 5, "memory_bound": 13, "low_parallelism": 7, "other_compute": 2, "throttled": 1,
         "recomputation": 5, "padding": 1, "rework": 1,
         "useful": 28,
     },

@@ -210,7 +210,7 @@ OWN_DRAM = 0.3 - 2 * 200 / 3350
     ],
 )
 def test_a_second_with_something_else_in_it_is_mixed(change: dict[str, Any], low: float, high: float) -> None:
-    """At least link / .75, for it may overlap with computing; at most what tensor, DRAM or idle SMs leave of the engine.
+    """At least link / .75, for it may overlap with computing; at most what tensor, DRAM or idle SMs leave.
 
     Of the range between the bounds a tenth is booked, for a job that is not known to have kernels that fill the SMs.
     """

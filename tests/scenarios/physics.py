@@ -92,11 +92,13 @@ def split(means: Means, facts: Facts, *, peers: int, dense: bool, spinning: bool
     g, s, t, _, c, _, _ = means
     delivered = min(g, t * c)
     slack = g - max(t, delivered)
-    exposed = 0.0 if peers == 1 else slack if spinning else _exposed(means, facts, slack, dense=dense)
+    exposed, most = (0.0, 0.0) if peers == 1 else (slack, slack)
+    if peers != 1 and not spinning:
+        exposed, most = _exposed(means, facts, slack, dense=dense)
     left = slack - exposed
     limited = max(0.0, _own_dram(means, facts) - 0.35 * means.pipes) / (0.96 * facts.ceiling)
     memory = min(left, max(0.0, min(limited * s / g, s - t - exposed * COMMUNICATING))) if g else 0.0
-    empty = min(left - memory, max(0.0, g - s - exposed * (1 - COMMUNICATING)))
+    empty = min(left - memory, max(0.0, g - s - most * (1 - COMMUNICATING)))
     return {
         "wait": 1 - g,
         "exposed_communication": exposed,
@@ -113,17 +115,20 @@ def _own_dram(means: Means, facts: Facts) -> float:
     return max(0.0, means.dram - 2 * means.link * facts.link / facts.bandwidth)
 
 
-def _exposed(means: Means, facts: Facts, slack: float, *, dense: bool) -> float:
-    """All of the slack if it only moves data, else a point between what the link needs and what all else allows."""
+def _exposed(means: Means, facts: Facts, slack: float, *, dense: bool) -> tuple[float, float]:
+    """All of the slack if it only moves data, else a point between what the link needs and what all else allows.
+
+    With it the most that it may be.
+    """
     g, s, t, _, _, link, _ = means
     own = _own_dram(means, facts)
     if link and link >= 0.1 * g and t < 0.1 * g and own < 0.35 * g:
-        return slack
-    least = min(link / 0.75, (g - s) / 0.8, slack)
+        return slack, slack
     by_idle_sms = (COMPUTING * g - s) / (COMPUTING - COMMUNICATING)
     by_other_work = g - max(t / 0.88, own / (0.96 * facts.ceiling))
-    most = max(least, min(max(0.0, by_idle_sms), slack, by_other_work))
-    return least + (0.7 if dense else 0.1) * (most - least)
+    most = max(0.0, min(by_idle_sms, slack, by_other_work))
+    least = min(link / 0.75, most)
+    return least + (0.85 if dense else 0.1) * (most - least), most
 
 
 def _touches(reading: Reading) -> bool:
@@ -300,7 +305,7 @@ def clocks(run: Run, uuid: str) -> dict[int, float]:
 
 
 def density(stretches: Iterable[tuple[int, int, float, float]]) -> Callable[[int], bool]:
-    """Whether by the begin of a time's minute kernels had filled half the SMs for a twentieth of the busy time.
+    """Whether by the begin of a time's minute kernels had filled 35 % of the SMs for a twentieth of the busy time.
 
     `stretches`: begin, end, g and s of all GPUs of a job.
     """
@@ -309,7 +314,7 @@ def density(stretches: Iterable[tuple[int, int, float, float]]) -> Callable[[int
         for minute in range(start // MINUTE, -(-end // MINUTE)):
             length = min(end, (minute + 1) * MINUTE) - max(start, minute * MINUTE)
             busy[minute] += length if g >= 0.01 else 0
-            full[minute] += length if g >= 0.01 and s >= 0.5 * g else 0
+            full[minute] += length if g >= 0.01 and s >= 0.36 * g else 0
 
     def dense(at: int) -> bool:
         before = [minute for minute in busy if minute < at // MINUTE]
