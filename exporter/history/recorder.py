@@ -404,14 +404,15 @@ class HistoryRecorder:
     def _handle_failure(self, err: HistoryError) -> None:
         """Log and count the failure, wake waiting scrapes, and close the file; it is opened again at the next write.
 
-        From here on scrapes get the newest Snapshot: an old value must not look live because a disk fails. If still
-        possible, the checkpoint in the file is marked stale, so that a restart does not resume from it.
+        If still possible, the checkpoint in the file is marked stale, so that a restart does not resume from it. From
+        then on scrapes get the newest Snapshot: an old value must not look live because a disk fails. Without the mark
+        they get the saved one until the resume window is over: a restart might resume from it, and counters would
+        decrease.
         """
         if self._store is not None:
             with suppress(HistoryError):
                 self._mark_stale(self._store)
         with self._wake:
-            self._coverage.mark_stale()
             if self._status.problem != f"history: {err}":
                 log.error("history: %s; the daemon goes on, and tries again", err)
             self._status = replace(
@@ -430,7 +431,9 @@ class HistoryRecorder:
         if self._store is None:
             return
         gone = self._store.trim(
-            before=self._wall - settings.keep_days * _DAY, most_bytes=round(settings.max_mebibytes * _MEBIBYTE)
+            now=self._wall,
+            keep_seconds=settings.keep_days * _DAY,
+            most_bytes=round(settings.max_mebibytes * _MEBIBYTE),
         )
         if gone:
             log.info("history: %d old job records and events were deleted", gone)

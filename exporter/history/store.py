@@ -297,6 +297,9 @@ _UPSERT_DETAILS = """
     SELECT number, ? FROM statement WHERE job_id = ? AND life = ? AND start = ?"""
 _FULL_SCAN_RATIO = 8
 """A full scan is faster than the index if more than one row in this many matches."""
+_LONGEST_DOWNTIME = 30 * 24 * 3600.0
+"""Seconds; what the wall clock is ahead of a store by more, between two daemons, ages no row."""
+_decode_time = msgspec.msgpack.Decoder(float).decode
 _decode_event = msgspec.msgpack.Decoder(NodeEvent).decode
 
 
@@ -327,8 +330,17 @@ class HistoryStore:
                 stack.callback(os.close, lock_store(path))
             self._db = open_database(path, read_only=read_only)
             stack.callback(self._db.close)
+            self._age_checked: float | None = None
+            """Time of the latest trim, `time.monotonic`."""
+            self._latest_row = self._find_latest_row()
             self._identity, self._wal_identity = file_identity(path), None if read_only else file_identity(_wal(path))
             self._resources = stack.pop_all()
+
+    def _find_latest_row(self) -> float | None:
+        """Return the latest time in the store, Unix seconds."""
+        latest = "SELECT max(t) FROM (SELECT max(until) AS t FROM statement UNION ALL SELECT max(at) FROM event)"
+        found = self._db.execute(latest).fetchone()[0]
+        return None if found is None else float(found)
 
     def close(self) -> None:
         """Close the store; SQLite then merges the WAL, so that a copy of the file alone is complete.
@@ -389,9 +401,14 @@ class HistoryStore:
         self._db.execute(_UPSERT, (*name, record.end, owner.user, owner.account, owner.namespace, short))
         self._db.execute(_UPSERT_DETAILS, (rest, *name))
 
-    def trim(self, *, before: float, most_bytes: int) -> int:
-        """Delete rows older than `before` (Unix seconds), then the oldest until the store fits; return how many."""
+    def trim(self, *, now: float, keep_seconds: float, most_bytes: int) -> int:
+        """Delete rows older than `keep_seconds`, then the oldest until the store fits; return how many.
+
+        `now` is the wall clock's time in Unix seconds. One that is years ahead must not make all rows old: they age by
+        the time that the store has seen.
+        """
         with translated_errors(self.path):
+            before = self._advance_age(now) - keep_seconds
             with self._db:
                 gone = self._db.execute("DELETE FROM statement WHERE until < ?", (before,)).rowcount
                 self._db.execute("DELETE FROM event WHERE at < ?", (before,))
@@ -401,6 +418,24 @@ class HistoryStore:
                 "PRAGMA incremental_vacuum; PRAGMA wal_checkpoint(TRUNCATE);"
             )  # runs each to its end
             return gone
+
+    def _advance_age(self, now: float) -> float:
+        """Return by which time rows age: the wall clock's, unless it is further ahead than the store can have missed.
+
+        The first call may be ahead by a downtime, each later one by the time since the one before.
+        """
+        checked, self._age_checked = self._age_checked, time.monotonic()
+        missed = _LONGEST_DOWNTIME if checked is None else self._age_checked - checked
+        seen = self._seen_until()
+        believed = now if seen is None else min(now, seen + missed)
+        if seen is None or believed > seen:
+            self._db.execute("INSERT OR REPLACE INTO state VALUES ('seen', ?)", (zlib.compress(_encode(believed), 1),))
+        return believed
+
+    def _seen_until(self) -> float | None:
+        """Return the latest time that a trim believed, else that of the rows at opening; None for an empty store."""
+        row = self._db.execute("SELECT body FROM state WHERE name = 'seen'").fetchone()
+        return self._latest_row if row is None else _decode_time(zlib.decompress(_blob(row[0])))
 
     def _trim_oldest(self) -> int:
         """Delete the oldest twentieth of job records and events; return how many."""

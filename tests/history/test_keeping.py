@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from exporter.core.checkpoint import read_header
 from exporter.core.job_record import JobRecord, JobRecordQuery
 from exporter.core.model import Observation
 from exporter.history import recorder
@@ -261,6 +262,33 @@ def test_a_file_that_takes_a_word_but_no_checkpoint_is_told_that_nobody_may_go_o
         left = read_checkpoint(store)
     assert left is not None
     assert not left.info.outrun
+
+
+def test_while_a_file_takes_nothing_scrapes_are_told_what_a_restart_would_go_on_from(
+    live: Live, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full or broken disk takes not even the mark; killed and restarted on a disk that works again, it goes on."""
+    path = tmp_path / "history.db"
+    life = live(path, every=0.05)
+    play(life, 380, 410)
+    saved = life.scrape()
+    assert saved is life.agent.latest()
+    assert saved is not None
+
+    def nothing(_: HistoryStore, **__: Any) -> None:
+        raise HistoryError("full")
+
+    monkeypatch.setattr(HistoryStore, "write", nothing)
+    until(lambda: not life.history.status().works, "it fails")
+    play(life, 410, 412)  # within the resume window
+    assert (told := life.scrape()) is not None
+    assert told.at == saved.at
+    with closing(open_read_only(path)) as store:
+        assert (left := read_checkpoint(store)) is not None
+    assert not left.info.outrun
+    assert read_header(left.ledger).at == saved.at, "a daemon that starts now continues from what was scraped last"
+    play(life, 412, 420)  # beyond it
+    assert life.scrape() is life.agent.latest()
 
 
 def test_two_of_them_on_one_file_do_not_meet(live: Live, tmp_path: Path) -> None:

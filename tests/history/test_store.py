@@ -116,7 +116,7 @@ def test_who_reads_for_sums_sees_one_moment_and_keeps_nobody_from_writing(store:
         told = iter(reader.summaries(JobRecordQuery(), [95.0, 195.0, 295.0]))
         first = next(told)
         store.write(job_records=[said("4", 400.0)])
-        store.trim(before=350.0, most_bytes=1 << 30)
+        store.trim(now=1000.0, keep_seconds=650.0, most_bytes=1 << 30)
         rest = list(told)
         assert all(one.samples for one in (first, *rest))
         assert len(rest) == 2
@@ -286,10 +286,33 @@ def test_the_wal_of_a_file_that_was_replaced_is_never_merged_into_the_new_one(
 def test_what_is_too_old_is_forgotten(store: HistoryStore) -> None:
     store.write(job_records=[said(f"{n}", n * DAY) for n in range(1, 11)])
     store.write(events=[NodeEvent(at=n * DAY, kind="xid") for n in range(1, 11)])
-    assert store.trim(before=4 * DAY, most_bytes=1 << 30) == 3
+    assert store.trim(now=10 * DAY, keep_seconds=6 * DAY, most_bytes=1 << 30) == 3
     assert jobs(store.job_records(JobRecordQuery())) == [f"{n}" for n in range(10, 3, -1)]
     assert len(store.events(0, 100)) == 7
     assert rows(store.path, "rest") == 7
+
+
+def test_a_clock_that_is_years_ahead_makes_nothing_old(store: HistoryStore, path: Path) -> None:
+    """A daemon of the right time, one that starts ten years ahead and writes rows then, and the right one again."""
+    ahead = 3660 * DAY
+    store.write(job_records=[said(f"{n}", n * DAY) for n in range(1, 11)])
+    store.trim(now=10 * DAY, keep_seconds=20 * DAY, most_bytes=1 << 30)
+    store.close()
+    with closing(HistoryStore(path)) as wrong:
+        wrong.write(job_records=[said("ahead", ahead)])
+        for _ in range(3):
+            assert wrong.trim(now=ahead, keep_seconds=40 * DAY, most_bytes=1 << 30) == 0
+    with closing(HistoryStore(path)) as right:
+        assert right.trim(now=33 * DAY, keep_seconds=30 * DAY, most_bytes=1 << 30) == 2
+        assert len(right.job_records(JobRecordQuery())) == 9
+
+
+def test_rows_of_an_older_version_say_what_its_daemon_has_seen(store: HistoryStore, path: Path) -> None:
+    store.write(job_records=[said(f"{n}", n * DAY) for n in range(1, 11)])
+    store.close()
+    with closing(HistoryStore(path)) as wrong:
+        wrong.write(events=[NodeEvent(at=3660 * DAY, kind="started")])
+        assert wrong.trim(now=3660 * DAY, keep_seconds=40 * DAY, most_bytes=1 << 30) == 0
 
 
 def test_the_oldest_go_before_the_file_is_too_large_and_the_room_is_given_back(store: HistoryStore, path: Path) -> None:
@@ -298,21 +321,21 @@ def test_the_oldest_go_before_the_file_is_too_large_and_the_room_is_given_back(s
         store.write(
             job_records=[said(f"{n * 50 + k}", float(n * 50 + k), name=f"{n}" * 200 + "x" * 800) for k in range(50)]
         )
-    store.trim(before=-1.0, most_bytes=1 << 30)
+    store.trim(now=0.0, keep_seconds=1.0, most_bytes=1 << 30)
     before = path.stat().st_size
-    assert store.trim(before=-1.0, most_bytes=before // 2) > 100
+    assert store.trim(now=0.0, keep_seconds=1.0, most_bytes=before // 2) > 100
     assert path.stat().st_size <= before // 2
     left = jobs(store.job_records(JobRecordQuery(limit=10_000)))
     assert left == [f"{n}" for n in range(999, 999 - len(left), -1)]
     assert store.state("ledger") == b"kept"
-    assert store.trim(before=-1.0, most_bytes=1) > 0
-    assert store.trim(before=-1.0, most_bytes=1) == 0
+    assert store.trim(now=0.0, keep_seconds=1.0, most_bytes=1) > 0
+    assert store.trim(now=0.0, keep_seconds=1.0, most_bytes=1) == 0
 
 
 def test_the_log_beside_it_does_not_grow_for_ever(store: HistoryStore, path: Path) -> None:
     for n in range(300):
         store.write(state=[("ledger", bytes(range(256)) * 100 + bytes([n % 256]))], durable=False)
-    store.trim(before=0.0, most_bytes=1 << 30)
+    store.trim(now=0.0, keep_seconds=0.0, most_bytes=1 << 30)
     assert store.bytes < 200_000
     assert Path(f"{path}-wal").stat().st_size == 0
 
