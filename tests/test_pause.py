@@ -66,6 +66,7 @@ def test_a_pause_lasts_until_the_time_it_names_and_says_why(path: Path) -> None:
 
 def test_a_file_once_read_is_not_read_again_until_it_changes(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_pause(path, Pause(NOON + 60))
+    os.utime(path, (NOON, NOON))
     reads: list[Path] = []
     read = Path.open
 
@@ -83,6 +84,7 @@ def test_a_file_once_read_is_not_read_again_until_it_changes(path: Path, monkeyp
     path.unlink()
     assert file.poll() == ""
     write_pause(path, Pause(NOON + 90))
+    os.utime(path, (NOON, NOON))
     assert "22:14:50" in file.poll()
 
 
@@ -114,6 +116,30 @@ def test_a_file_that_may_not_be_read_is_a_pause_too(path: Path, monkeypatch: pyt
 
     monkeypatch.setattr(Path, "open", refused)
     assert "(the file is broken)" in look(path, NOON + 20)
+
+
+@pytest.mark.parametrize("content", ["", json.dumps({"until": NOON + 9e8 + 1800})])
+def test_a_time_stamp_in_the_future_counts_as_now(content: str, tmp_path: Path) -> None:
+    """It was written by a clock that was ahead, and was meant for half an hour."""
+    path = touched(tmp_path / "pause", content, at=NOON + 9e8)
+    now = NOON
+    file = PauseFile(path, lambda: now * SECOND, lambda: now * SECOND)
+    assert "until 2023-11-14 22:43:20 UTC" in file.poll()
+    now = NOON + 1799
+    assert file.poll()
+    now = NOON + 1800
+    assert file.poll() == ""
+
+
+def test_a_clock_that_is_set_back_during_a_pause_does_not_prolong_it(tmp_path: Path) -> None:
+    path = touched(tmp_path / "pause", json.dumps({"until": NOON + 60}))
+    wall, monotonic = NOON, 0
+    file = PauseFile(path, lambda: wall * SECOND, lambda: monotonic * SECOND)
+    assert file.poll()
+    wall, monotonic = NOON - 86400, 59
+    assert file.poll()
+    monotonic = 60
+    assert file.poll() == ""
 
 
 @pytest.mark.parametrize("until", [NOON + 10 * 86400, 1e300, (NOON + 60) * 1000])

@@ -38,11 +38,19 @@ class Pause(Struct, frozen=True):
 class PauseFile:
     """Polls the pause file with one stat(2) a tick, and reads it only if it has changed.
 
-    `wall` returns Unix nanoseconds, to compare with `until`.
+    `wall` returns Unix nanoseconds, to compare with `until`. By `monotonic`, nanoseconds too, a pause ends at its
+    length after the file was first seen, even if the wall clock has been set back meanwhile.
     """
 
-    def __init__(self, path: str | Path, wall: Callable[[], int] = time.time_ns) -> None:
-        self._path, self._wall = Path(path), wall
+    def __init__(
+        self,
+        path: str | Path,
+        wall: Callable[[], int] = time.time_ns,
+        monotonic: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self._path, self._wall, self._monotonic = Path(path), wall, monotonic
+        self._ends = 0
+        """When the pause is over at the latest, by `monotonic`."""
         self._last_stat: tuple[int, int, int] | None = None
         self._pause = Pause(0.0)
         self._warned = False
@@ -59,10 +67,14 @@ class PauseFile:
             return self._warn_once("is not a file: remove it, or name another in sampling.pause_file")
         last_stat = (found.st_mtime_ns, found.st_size, found.st_ino)
         if last_stat != self._last_stat:
-            self._last_stat, self._pause = last_stat, self._read(changed=found.st_mtime)
-        return self._message() if self._wall() < self._pause.until * SECOND else ""
+            self._last_stat, now = last_stat, self._wall() / SECOND
+            self._pause = self._read(changed=min(found.st_mtime, now), ahead=max(0.0, found.st_mtime - now))
+            self._ends = self._monotonic() + round(max(0.0, self._pause.until - now) * SECOND)
+        is_on = self._wall() < self._pause.until * SECOND and self._monotonic() < self._ends
+        return self._message() if is_on else ""
 
-    def _read(self, *, changed: float) -> Pause:
+    def _read(self, *, changed: float, ahead: float) -> Pause:
+        """`ahead`: seconds by which the file's time stamp lies in the future; it counts as written now."""
         try:
             with self._path.open("rb") as file:
                 pause = msgspec.json.decode(os.read(file.fileno(), _LONGEST_FILE), type=Pause)
@@ -76,7 +88,7 @@ class PauseFile:
                 clock_time(until),
             )
             return Pause(until, "the file is broken")
-        return Pause(min(pause.until, changed + LONGEST_SECONDS), pause.reason)
+        return Pause(min(pause.until - ahead, changed + LONGEST_SECONDS), pause.reason)
 
     def _message(self) -> str:
         reason = f" ({' '.join(self._pause.reason.split())[:_LONGEST_REASON]})" if self._pause.reason else ""

@@ -16,6 +16,8 @@ from exporter.registry import SOURCES, import_object
 
 NVLINK_SIGNALS = ("nvlink_tx_bytes_per_second", "nvlink_rx_bytes_per_second")
 """Fields of Reading that a board without NVLink does not have."""
+LONGEST_READING_SECONDS = 90.0
+"""A daemon that stood still for longer (SIGSTOP, a frozen machine) cannot vouch for what happened meanwhile."""
 NO_ACTIVITY: Mapping[str, float] = dict.fromkeys(("gr_engine_active", "sm_active", "tensor_active", "dram_active"), 0.0)
 """Fields of Reading for the unpartitioned part of a board in MIG mode: no kernel can run there."""
 FP64_BLANK, INT32_BLANK, INT32_LAST_BLANK = 2.0**47, 0x7FFFFFF0, 0x7FFFFFFF

@@ -13,7 +13,7 @@ from typing import Protocol
 import msgspec
 
 from exporter.core.model import SECOND, Reading
-from exporter.sources.base import ReadResult, TelemetrySource
+from exporter.sources.base import LONGEST_READING_SECONDS, ReadResult, TelemetrySource
 
 START = 100 * SECOND
 
@@ -172,6 +172,14 @@ def a_pause_lets_go_and_the_next_read_begins_anew(rig: Rig) -> None:
     assert all(reading.start >= START + 30 * SECOND for reading in then.readings)
 
 
+def after_a_standstill_no_reading_covers_it(rig: Rig) -> None:
+    """A daemon that was stopped (SIGSTOP) for five minutes reads once: that is no word about five minutes."""
+    batches = _steps(rig, 0, 1, 2, 302, 303, 304)
+    longest = max(reading.end - reading.start for batch in batches for reading in batch.readings)
+    assert longest <= LONGEST_READING_SECONDS * SECOND
+    assert batches[-1].readings
+
+
 def closing_twice_is_closing_once(rig: Rig) -> None:
     _steps(rig, 0, 1)
     rig.source.close()
@@ -191,5 +199,6 @@ LAWS: tuple[Law, ...] = (
     what_is_seen_was_announced,
     ratios_and_rates_are_in_range,
     a_pause_lets_go_and_the_next_read_begins_anew,
+    after_a_standstill_no_reading_covers_it,
     closing_twice_is_closing_once,
 )

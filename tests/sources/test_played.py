@@ -82,9 +82,9 @@ class PlayedRig:
 
 @pytest.fixture(scope="session")
 def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Record 90 seconds of two GPUs, as the command `record` does."""
+    """Record 330 seconds of two GPUs, as the command `record` does."""
     path = tmp_path_factory.mktemp("trace") / "played.jsonl.gz"
-    story = simulate("healthy_training", gpus=2, duration_seconds=90, start=START - 5 * SECOND)
+    story = simulate("healthy_training", gpus=2, duration_seconds=330, start=START - 5 * SECOND)
     with TraceWriter(path, TraceHeader(simulated=True)) as trace:
         for observation in story.observations:
             trace.append(observation)

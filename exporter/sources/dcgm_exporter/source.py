@@ -17,7 +17,7 @@ from msgspec import Struct, structs
 
 from exporter.core.model import MS, PPM, SECOND, Device, Fault, Health, Reading, Spec
 from exporter.redact import redact_secrets
-from exporter.sources.base import NVLINK_SIGNALS, ReadResult, SourceError
+from exporter.sources.base import LONGEST_READING_SECONDS, NVLINK_SIGNALS, ReadResult, SourceError
 from exporter.sources.dcgm_exporter.page import (
     XID_COUNTS,
     DcgmExporterPage,
@@ -147,7 +147,7 @@ def _changed(before: dict[str, int], now: dict[str, int]) -> list[int]:
     return sorted({code for line, code in changed if line in before or code not in old})
 
 
-MAX_GAP_SECONDS = 90.0
+MAX_GAP_SECONDS = LONGEST_READING_SECONDS
 COLLECT_SECONDS = 30.0
 """dcgm-exporter's default `--collect-interval` (30000 ms)."""
 

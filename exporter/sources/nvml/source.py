@@ -13,7 +13,7 @@ from typing import Any
 from msgspec import Struct
 
 from exporter.core.model import MS, PPM, SECOND, Process, Reading, Spec
-from exporter.sources.base import ReadResult, SourceError
+from exporter.sources.base import LONGEST_READING_SECONDS, ReadResult, SourceError
 from exporter.sources.nvml.calls import (
     MIG,
     UNPARTITIONED,
@@ -42,13 +42,21 @@ from exporter.sources.nvml.inventory import MigTracker, NvmlInventory, require_v
 class NvmlSource:
     """A TelemetrySource over an initialised NVML, which `close` shuts down; created by `open_nvml`.
 
-    `overrides` are the operator's specs by model name. A GPU that fails stays in the inventory with a condition, and
+    `overrides` are the operator's specs by model name. After more than `longest_seconds` without a read all begins with
+    a new baseline: the time between is unobserved. A GPU that fails stays in the inventory with a condition, and
     its handle is requested at each read; once it has one, it is read again with a new baseline.
     """
 
     name = "nvml"
 
-    def __init__(self, nvml: Any, *, overrides: Mapping[str, Spec] | None = None) -> None:
+    def __init__(
+        self,
+        nvml: Any,
+        *,
+        overrides: Mapping[str, Spec] | None = None,
+        longest_seconds: float = LONGEST_READING_SECONDS,
+    ) -> None:
+        self._longest = round(longest_seconds * SECOND)
         self._nvml, specs = nvml, overrides or {}
         self._calls = calls = NvmlCalls(nvml)
         whole = GpmReader(nvml, GPM_COMPUTE + GPM_LINKS, fault=calls.metric_fault, links=LINK_TOTALS)
@@ -129,6 +137,8 @@ class NvmlSource:
 
     def _board_readings(self, board: NvmlBoard, now: int) -> Iterator[Reading]:
         own = board.own
+        if board.read_at is not None and now - board.read_at > self._longest:
+            board.reset()
         if not self._mig.update(board, now):
             board.reset()
             return
@@ -181,7 +191,10 @@ def open_nvml(config: Any) -> NvmlSource:
     """Initialise NVML on this node. Raises SourceError if the library, the driver or all GPUs are missing."""
     nvml = initialize_nvml()
     try:
-        return NvmlSource(nvml, overrides=None if config is None else config.overrides())
+        if config is None:
+            return NvmlSource(nvml)
+        longest = max(LONGEST_READING_SECONDS, 2 * config.sampling.interval_seconds)
+        return NvmlSource(nvml, overrides=config.overrides(), longest_seconds=longest)
     except SourceError:
         with suppress(nvml.NVMLError):
             nvml.nvmlShutdown()
