@@ -75,10 +75,13 @@ class Policy(Struct, frozen=True, forbid_unknown_fields=True):
     minute_engine: Ratio = 0.001
     """E: engine activity of a minute in which the GPU was used; jobs that use it in every second minute are no
     zombies, however little they compute"""
-    zombie_worked_seconds: Seconds = 300.0
+    zombie_worked_seconds: Seconds = 60.0
     """E: a batch job that has worked this long has proven its purpose ..."""
     zombie_worked_factor: Factor = 2.0
-    """E: ... and may wait this many times longer, as for the stage before it"""
+    """E: ... and may wait this many times longer, as for the stage before it; so may one that was seen to start, holds
+    memory and has run no kernel yet, as while its first stage runs on the CPU"""
+    loaded_memory_share: Share = 0.02
+    """E: of a GPU's memory; a context alone needs less"""
     working_cpu_cores: Rate = 2.0
     """E: a job that keeps this many CPU cores busy works on the CPU; a program that polls needs one"""
     zombie_batch_seconds: Seconds = 1800.0

@@ -238,6 +238,10 @@ class GpuTimers:
     unserved: bool = False
     """A serving engine reports requests and no token for them."""
     window: int = 0
+    own_window: bool = False
+    """The operator set how long a holder may idle."""
+    loaded: bool = False
+    """More memory is used than a context needs."""
     hang: int = _UNLIMITED
     suspect: int = _UNLIMITED
     hang_leave: int = 0
@@ -316,6 +320,7 @@ class GpuTimers:
         owners = [allocation.owner for allocation in self.holders]
         self.polls = bool(owners) and all(owner.workload_class == "serving" for owner in owners) and not self.unserved
         self.window = max((zombie_window(criteria, owner) for owner in owners), default=0)
+        self.own_window = any(owner.zombie_seconds is not None for owner in owners)
         if owners:
             batch = any(owner.workload_class == "batch" for owner in owners)
             self.startup_goal = criteria.startup_work if batch else criteria.startup_work // 10
@@ -430,6 +435,8 @@ def update_activity(timers: GpuTimers, ev: Evidence, start: int, end: int, crite
         if processes is not None and timers.holders:
             timers.update_processes(processes)
     timers.update_saving(ev, criteria.policy)
+    used, total = ev.reading.memory_used_bytes, ev.reading.memory_total_bytes
+    timers.loaded = bool(used and total and used >= criteria.policy.loaded_memory_share * total)
     if ev.work * criteria.duty >= PPM:
         timers.worked_at = end
     if timers.spin == 0:
@@ -541,8 +548,13 @@ def _advance_credits(
 
 
 def _zombie_start(timers: GpuTimers, criteria: Criteria) -> int:
-    """The credit at which idleness makes a zombie; longer for a batch job that has worked for some time."""
-    if timers.work_done < criteria.worked or timers.window != criteria.windows["batch"]:
+    """The credit at which idleness makes a zombie; longer for a batch job that has worked, or prepares its first work.
+
+    That one holds memory and was seen to start: its first stage may run on the CPU. A keeper has worked a little.
+    """
+    prepares = timers.loaded and BEGINNING in timers.flags and not timers.startup_work
+    patient = prepares or timers.work_done >= criteria.worked
+    if timers.own_window or timers.window != criteria.windows["batch"] or not patient:
         return timers.window
     return round(timers.window * criteria.policy.zombie_worked_factor)
 

@@ -309,12 +309,23 @@ def test_a_minute_of_low_use_ends_a_zombie_at_its_end() -> None:
 
 
 def test_a_batch_job_that_has_worked_may_wait_twice_as_long() -> None:
-    """Five minutes of work are 316 s at 95 %; an owner's own limit stays what it is."""
-    assert state(story([(300, WORKING), (1810, RESTING)])) == (State.ZOMBIE, "idle_context", 2100.0)
-    assert state(story([(360, WORKING), (3600, RESTING)]))[0] is State.STALLED
-    assert state(story([(360, WORKING), (3610, RESTING)])) == (State.ZOMBIE, "idle_context", 3960.0)
+    """A minute of work is 64 s at 95 %; an owner's own limit stays what it is, even if it is the class's."""
+    assert state(story([(60, WORKING), (1810, RESTING)])) == (State.ZOMBIE, "idle_context", 1860.0)
+    assert state(story([(120, WORKING), (3600, RESTING)]))[0] is State.STALLED
+    assert state(story([(120, WORKING), (3610, RESTING)])) == (State.ZOMBIE, "idle_context", 3720.0)
+    same = replace(JOB, zombie_seconds=1800.0)
+    assert state(story([(120, WORKING), (1810, RESTING)], owner=same)) == (State.ZOMBIE, "idle_context", 1920.0)
     own = replace(JOB, zombie_seconds=600.0)
     assert state(story([(360, WORKING), (610, RESTING)], owner=own)) == (State.ZOMBIE, "idle_context", 960.0)
+
+
+def test_a_job_that_holds_memory_may_prepare_its_first_work_twice_as_long() -> None:
+    """Its first stage may run on the CPU. A context holds less than 2 %; a keeper has run a kernel."""
+    loaded = RESTING | {"memory_used_bytes": 1.7e9, "memory_total_bytes": 85e9}
+    assert state(story([(3590, loaded)]))[0] is State.STALLED
+    assert state(story([(3610, loaded)])) == (State.ZOMBIE, "idle_context", 3600.0)
+    assert state(story([(1810, loaded | {"memory_used_bytes": 1.6e9})]))[0] is State.ZOMBIE
+    assert state(story([(1, WORKING), (2000, loaded)]))[0] is State.ZOMBIE
 
 
 @pytest.mark.parametrize(("cores", "kind"), [(2.0, State.STALLED), (1.99, State.ZOMBIE), (None, State.ZOMBIE)])

@@ -41,7 +41,7 @@ FACTS: dict[str, Facts] = {
 MINUTE = 60 * SECOND
 WINDOWS = {"batch": 30 * MINUTE, "interactive": 120 * MINUTE, "serving": 5 * 60 * MINUTE}
 WORKED_WINDOW = 60 * MINUTE
-"""A batch job's window after five minutes of work."""
+"""A batch job's window after a minute of work."""
 HANG, HANG_OF_SOME = 600 * SECOND, 1800 * SECOND
 """How long a job without a limit of its own spins until it is hung: all its GPUs, or some while another one rests."""
 COMPUTING, COMMUNICATING = 0.955, 0.14
@@ -271,7 +271,7 @@ def zombie_begin(run: Run, uuid: str) -> int:
     for reading, start, end in parts:
         work = effective_work(reading, facts)
         rate = 1 - 200 * work
-        window = WORKED_WINDOW if hold.kind == "batch" and worked >= 300 * SECOND else WINDOWS[hold.kind]
+        window = WORKED_WINDOW if hold.kind == "batch" and worked >= 60 * SECOND else WINDOWS[hold.kind]
         if idle + rate * (end - start) >= window:
             return start + ceil((window - idle) / rate / MS - 1e-6) * MS
         idle = max(0.0, idle + rate * (end - start))
@@ -524,7 +524,7 @@ def _true_zombie(run: Run, uuid: str) -> int:
     worked = [phase for phase in _phases(run, uuid) if phase.truth.engine_active and phase.gpus]
     if not worked:
         return hold.start + WINDOWS[hold.kind]
-    long = sum(phase.truth.engine_active * (phase.end - phase.start) for phase in worked) >= 300 * SECOND
+    long = sum(phase.truth.engine_active * (phase.end - phase.start) for phase in worked) >= 60 * SECOND
     window = WORKED_WINDOW if long and hold.kind == "batch" else WINDOWS[hold.kind]
     return -(-worked[-1].end // MINUTE) * MINUTE + window
 
