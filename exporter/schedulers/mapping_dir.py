@@ -23,7 +23,7 @@ from msgspec import Struct, structs
 
 from exporter.core.model import MS, SECOND, UNKNOWN_JOB, Allocation, Device, Fault, Owner, Reading
 from exporter.schedulers.base import Member, SchedulerError, SchedulerState
-from exporter.schedulers.procfs import JobMembers, ProcessInfo, user_name
+from exporter.schedulers.procfs import JobMembers, ProcessInfo, slurm_jobs, user_name
 from exporter.schedulers.rules import Rules
 
 _GPU = re.compile(r"\d{1,4}(?:\.\d{1,4})?|(?:GPU|MIG)-[0-9A-Za-z][0-9A-Za-z-]{0,80}")
@@ -32,8 +32,6 @@ _JOB = re.compile(r"[!-~]{1,128}")
 """A job id of any scheduler: printable, without a space."""
 _MOST_COLUMNS = 2
 """Columns of a line: the job id and optionally its user."""
-_CGROUP = re.compile(r"/job_(\d+)(?=/|$)", re.MULTILINE)
-"""Slurm's part of a cgroup path, v1 and v2 (Slurm's cgroup.conf(5) and cgroup v2 documentation)."""
 _FILE_BYTES = 64 * 1024
 _JOBS_PER_GPU = 64
 _NAMES = 10_000
@@ -193,13 +191,13 @@ class MappingDirScheduler:
 
     def _find_job(self, process: ProcessInfo) -> str:
         """Return the job in the cgroup, or else in the environment, which the user can change."""
-        names = (*_CGROUP.findall(process.cgroup), *_environment_jobs(process.environ))
+        names = (*slurm_jobs(process.cgroup), *_environment_jobs(process.environ))
         return next((name for name in names if name in self._listed), "")
 
     def _proven(self, process: ProcessInfo) -> str:
         """Return the job; a job from the environment counts only if the process runs as the job's user."""
         job = self._find_job(process)
-        if job in _CGROUP.findall(process.cgroup):
+        if job in slurm_jobs(process.cgroup):
             return job
         known = self._job_processes.get(job)
         return job if known is not None and known.uid is not None and known.uid == process.uid else ""

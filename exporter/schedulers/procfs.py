@@ -48,6 +48,20 @@ _UID = re.compile(r"^Uid:\s+(\d{1,10})\s", re.MULTILINE)
 _MINOR = re.compile(r"^Device Minor:\s*(\d{1,4})\s*$", re.MULTILINE)
 _GPU_UUID = re.compile(r"^GPU UUID:\s*(GPU-[0-9a-fA-F-]{36})\s*$", re.MULTILINE)
 
+_SLURM_JOB = re.compile(
+    r"^\d+:[^:\n]*:(?:/\.\.)*/(?:system\.slice/[^/\n]*slurmstepd\.scope|slurm[^/\n]*/uid_\d+)/job_(\d{1,10})(?=/|$)",
+    re.MULTILINE,
+)
+
+
+def slurm_jobs(cgroup: str) -> list[str]:
+    """Return the ids of the Slurm jobs whose own groups a text of /proc/PID/cgroup names.
+
+    That is v2 `system.slice/[NODE_]slurmstepd.scope/job_J` or v1 `slurm[_NODE]/uid_U/job_J`, from the top of the tree:
+    slurmstepd made those as root. Users can name groups below their own as they like.
+    """
+    return _SLURM_JOB.findall(cgroup)
+
 
 class ProcessInfo(Struct, frozen=True):
     """What /proc shows of one process."""

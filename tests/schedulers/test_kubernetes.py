@@ -591,19 +591,22 @@ def test_processes_are_told_by_the_pod_in_their_cgroup(here: Node) -> None:
         f"0::/kubepods/pod{other}/{'a' * 64}",
         "0::/system.slice/ssh.service",
         f"0::/kubepods/pod{uid}0/x",
+        f"0::/user.slice/user-1001.slice/user@1001.service/kubepods/pod{uid}",
+        f"0::/system.slice/mine.service/kubepods/pod{uid}",
+        f"0::/kubepods/pod{other}/{'a' * 64}/pod{uid}",
+        f"0::/kubepods/pod{uid}/{'a' * 64}/system.slice/sshd.service/kubepods/pod{other}",
     ]
+    theirs = {*range(100, 105), 100 + len(forms) - 1}
     for pid, cgroup in enumerate(forms, start=100):
         process(here, pid, cgroup)
     here.held((0, "ml/job/train"))
-    state = here.look(reading(0, *(Process(pid) for pid in range(100, 108))))
+    state = here.look(reading(0, *(Process(pid) for pid in range(100, 100 + len(forms)))))
     assert state is not None
-    assert {pid: member.job_id for pid, member in state.members.items()} == dict.fromkeys(
-        range(100, 105), "ml/job/train"
-    )
+    assert {pid: member.job_id for pid, member in state.members.items()} == dict.fromkeys(theirs, "ml/job/train")
     assert state.members[101].rank == "101"
     assert here.scheduler is not None
-    told = here.scheduler.members(range(99, 109))
-    assert {pid: member.job_id for pid, member in told.items()} == dict.fromkeys(range(100, 105), "ml/job/train")
+    told = here.scheduler.members(range(99, 101 + len(forms)))
+    assert {pid: member.job_id for pid, member in told.items()} == dict.fromkeys(theirs, "ml/job/train")
     assert told[101].rank == "101"
 
 

@@ -491,7 +491,7 @@ def test_a_job_is_spoken_for_by_its_cgroup_or_the_user_on_its_gpus(
 
 def test_whoever_only_reports_is_not_the_job_s_user(rig: Rig) -> None:
     rig.write("0", "111\n")
-    rig.process(11, cgroup="0::/job_111", uid=1002)
+    rig.process(11, cgroup="0::/system.slice/slurmstepd.scope/job_111", uid=1002)
     rig.look()
     assert rig.scheduler is not None
     assert rig.scheduler.members([11]) == {11: Member("111")}

@@ -559,6 +559,11 @@ def test_processes_are_their_job_s_with_their_rank(
         ("0::/user.slice", {"SLURM_JOB_ID": "7"}, "mallory", ""),
         ("0::/user.slice", {"SLURM_JOB_ID": "9"}, "alice", ""),
         ("0::/user.slice", {"SLURM_JOB_ID_HET_GROUP_1": "7"}, "mallory", ""),
+        ("0::/user.slice/user-1001.slice/user@1001.service/job_7", {}, "mallory", ""),
+        ("0::/user.slice/user@1001.service/system.slice/slurmstepd.scope/job_7", {}, "mallory", ""),
+        ("0::/system.slice/mine.service/slurm/uid_1001/job_7", {}, "mallory", ""),
+        ("0::/system.slice/slurmstepd.scope/job_8/step_0/job_7", {}, "mallory", "8"),
+        ("0::/../../system.slice/node1_slurmstepd.scope/job_7/step_0", {"SLURM_PROCID": "3"}, "mallory", "7"),
     ],
 )
 def test_a_job_is_spoken_for_by_its_cgroup_or_its_user(

@@ -405,11 +405,24 @@ def _pod_lifecycle(pod: Pod) -> object:
     return pod.status.phase, pod.status.start_time, pod.metadata.deletion_timestamp
 
 
+_DELEGATED = re.compile(r"/user\.slice/|\.service/")
+"""Groups of a login session or of a service, in which a user may create others of any name."""
 _POD = re.compile(r"[/-]pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12})(?=[./]|$)", re.MULTILINE)
 """A pod's uid in a cgroup path; the kubelet's cgroup drivers write it with "-" (cgroupfs) or "_" (systemd)."""
 _BUSY_RATIO = 0.01
 AllocationKey = tuple[str, str]
 """UUID and job id."""
+
+
+def _pod_uids(cgroup: str) -> Iterator[str]:
+    """Yield the uid of the outermost pod in each path of a text of /proc/PID/cgroup.
+
+    The kubelet made that one's group; what lies below it, the pod may have named itself.
+    """
+    for line in cgroup.replace(r"\x2d", "-").splitlines():
+        pod = _POD.search(line)
+        if pod is not None and not _DELEGATED.search(line, 0, pod.start()):
+            yield pod[1].replace("_", "-")
 
 
 class KubernetesScheduler:
@@ -471,9 +484,8 @@ class KubernetesScheduler:
         return self._watcher.thread.alive
 
     def _job_of(self, process: ProcessInfo) -> str:
-        uids = _POD.findall(process.cgroup.replace(r"\x2d", "-"))
         jobs = self._state.jobs if self._state is not None else {}
-        return next((jobs[uid] for uid in (found.replace("_", "-") for found in reversed(uids)) if uid in jobs), "")
+        return next((jobs[uid] for uid in _pod_uids(process.cgroup) if uid in jobs), "")
 
     def _resolve_gpus(self, state: KubernetesState, devices: tuple[Device, ...]) -> bool:
         """Resolve the pods' GPUs if the state or the devices have changed; return whether they have."""

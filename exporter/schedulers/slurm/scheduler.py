@@ -8,7 +8,6 @@ does not answer, known allocations stay and `unanswered_since` is set.
 
 import os
 import random
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
@@ -17,7 +16,7 @@ from typing import Any
 
 from exporter.core.model import SECOND, UNKNOWN_JOB, Allocation, Device, Fault, Owner, Reading
 from exporter.schedulers.base import Member, SchedulerError, SchedulerState
-from exporter.schedulers.procfs import JobMembers, ProcessInfo, user_name
+from exporter.schedulers.procfs import JobMembers, ProcessInfo, slurm_jobs, user_name
 from exporter.schedulers.rules import Rules
 from exporter.schedulers.slurm.client import CommandClient, Commands, SlurmClient
 from exporter.schedulers.slurm.controller import ControllerQueries
@@ -41,7 +40,6 @@ _NODE_STATE_AGAIN = 30 * SECOND
 _FIRST_NODE_STATE = 10.0
 """Seconds within which the node's state is first queried, spread over nodes whose daemons start together."""
 _UNKNOWN = Owner(UNKNOWN_JOB, "slurm", name="a job of which nobody can say what it has")
-_JOB = re.compile(r"/job_(\d{1,10})(?=/|$)", re.MULTILINE)
 
 
 class SlurmScheduler:
@@ -179,14 +177,14 @@ class SlurmScheduler:
 
         Tasks of a heterogeneous step have its leader's id in SLURM_JOB_ID; their own is among SLURM_JOB_ID_HET_GROUP_*.
         """
-        names = (*_JOB.findall(process.cgroup), process.environ.get("SLURM_JOB_ID", ""))
+        names = (*slurm_jobs(process.cgroup), process.environ.get("SLURM_JOB_ID", ""))
         groups = (job for name, job in process.environ.items() if name.startswith("SLURM_JOB_ID_HET_GROUP_"))
         return next((name for name in (*names, *groups) if name in self._jobs), "")
 
     def _proven(self, process: ProcessInfo) -> str:
         """Return the job; a job from the environment counts only if the process runs as the job's user."""
         job = self._job_of(process)
-        if not job or job in _JOB.findall(process.cgroup):
+        if not job or job in slurm_jobs(process.cgroup):
             return job
         user = self._jobs.user(job)
         return job if user and process.uid is not None and self._user_of(process.uid) == user else ""
