@@ -11,6 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,11 @@ from exporter.training.unix_socket import ReportListenError
 
 log = logging.getLogger(__name__)
 _CONNECTIONS = 256
+"""Connections that are kept; each second those above are closed."""
+_BETWEEN_SWEEPS = 4
+"""Times as many may be open until then: else silent connections of one user would have all honest ones refused."""
+_AFTER_FAILURE = 1.0
+"""Seconds before a failed server begins anew."""
 _IDLE_SECONDS = 75.0
 """Maximum time between two messages of a connection, and from its start to the first message."""
 _BODY_SECONDS = 5.0
@@ -71,8 +77,11 @@ class HttpListener:
         self._address = Address(host, self.port)
         self._lookup_lock = asyncio.Lock()
         self._recent: deque[int] = deque(maxlen=_RECENT)
-        app = Starlette(routes=[Route("/v1/report", self._handle_report, methods=["POST"])])
-        self._server = uvicorn.Server(_server_config(app, self._close_overdue))
+        self._app = Starlette(routes=[Route("/v1/report", self._handle_report, methods=["POST"])])
+        self._server = self._new_server()
+        self._closed = threading.Event()
+        self.failures = 0
+        """Times that the server failed, and began anew without its connections."""
         self._thread = threading.Thread(target=self._run, name="reports-http", daemon=True)
         self._thread.start()
 
@@ -83,15 +92,31 @@ class HttpListener:
 
     def close(self) -> None:
         """Stop the server; a request in progress has one second to finish."""
+        self._closed.set()
         self._server.should_exit = True
         self._thread.join(timeout=5.0)
 
+    def _new_server(self) -> uvicorn.Server:
+        return uvicorn.Server(_server_config(self._app, self._close_overdue))
+
     def _run(self) -> None:
-        try:
-            with self._sock:
-                self._server.run(sockets=[self._sock])
-        except Exception:
-            log.exception("reports: the server for HTTP has failed; please report this")
+        while not self._closed.is_set():
+            try:
+                with self._sock:
+                    self._server.run(sockets=[self._sock])
+            except Exception:  # a bug of ours must not silence all jobs until the daemon is restarted
+                log.exception("reports: the server for HTTP failed and begins anew; please report this")
+                self.failures += 1
+                self._begin_anew()
+            else:
+                return
+
+    def _begin_anew(self) -> None:
+        """Listen on the same port again, as soon as that is possible."""
+        while not self._closed.wait(_AFTER_FAILURE):
+            with suppress(ReportListenError):
+                self._sock, self._server = _listen(self._address.host, self._address.port), self._new_server()
+                return
 
     async def _handle_report(self, request: Request) -> Response:
         connection: _HttpConnection = request.state.connection
@@ -131,10 +156,16 @@ class HttpListener:
             raise
 
     async def _close_overdue(self) -> None:
-        """Close overdue connections, and the newest ones above the limit."""
+        """Close overdue connections, and above the limit first those that have been silent longest, then the newest."""
         now, protocols = time.monotonic(), self._server.server_state.connections
-        deadlines = {protocol: protocol.app_state["connection"].deadline for protocol in protocols}
-        excess = surplus(deadlines, _CONNECTIONS, worst=lambda protocol: deadlines[protocol].since)
+        connections = {protocol: protocol.app_state["connection"] for protocol in protocols}
+        deadlines = {protocol: connection.deadline for protocol, connection in connections.items()}
+
+        def badness(protocol: Any) -> float:
+            age: float = now - deadlines[protocol].since
+            return age if connections[protocol].peer is None else -1 - age
+
+        excess = surplus(deadlines, _CONNECTIONS, worst=badness)
         for protocol in overdue(deadlines, now) + excess:
             protocol.transport.close()
 
@@ -202,7 +233,7 @@ def _server_config(app: Starlette, sweep: Callable[[], Awaitable[None]]) -> uvic
         log_config=None,
         server_header=False,
         proxy_headers=False,
-        limit_concurrency=_CONNECTIONS,
+        limit_concurrency=_BETWEEN_SWEEPS * _CONNECTIONS,
         timeout_keep_alive=int(_IDLE_SECONDS),
         callback_notify=sweep,
         timeout_notify=1,

@@ -49,6 +49,11 @@ class ReportListener(Protocol):
         """Whether its thread is running."""
         ...
 
+    @property
+    def failures(self) -> int:
+        """Times that its thread failed and began anew."""
+        ...
+
     def close(self) -> None:
         """Stop the server. Never raises."""
         ...
@@ -84,6 +89,7 @@ class ReportReceiver:
     ) -> None:
         """`listeners` put messages into `inbox`; `faults` are reported until the receiver is closed."""
         self._inbox, self._listeners, self._proc = inbox, listeners, proc
+        self._failures = 0
         self._followers, self._faults = followers, tuple(faults)
         self._reported_at: dict[str, int] = {}
         """Time of the last report that each job sent itself; kept only if logs are followed."""
@@ -100,7 +106,7 @@ class ReportReceiver:
         reports = tuple(report for report in (*sent, *logged) if report is not None)
         if reports:
             self._inbox.count("taken", len(reports))
-        return WorkloadUpdate(reports, faults=(*self._faults, *self._dead_listeners()), counts=self._counts())
+        return WorkloadUpdate(reports, faults=(*self._faults, *self._listener_faults()), counts=self._counts())
 
     def close(self) -> None:
         """See `WorkloadListener.close`."""
@@ -109,9 +115,14 @@ class ReportReceiver:
         if self._followers is not None:
             self._followers.close()
 
-    def _dead_listeners(self) -> list[Fault]:
-        dead = [listener for listener in self._listeners if not listener.alive]
-        return [Fault("reports_failed", "a thread that receives reports has ended: please report this")] if dead else []
+    def _listener_faults(self) -> list[Fault]:
+        failures, self._failures = self._failures, sum(listener.failures for listener in self._listeners)
+        if not all(listener.alive for listener in self._listeners):
+            return [Fault("reports_failed", "a thread that receives reports has ended: please report this")]
+        if self._failures > failures:
+            message = "a thread that receives reports failed and began anew; see the log, and please report this"
+            return [Fault("reports_failed", message)]
+        return []
 
     def _counts(self) -> tuple[tuple[str, int], ...]:
         log_counts = {} if self._followers is None else self._followers.counts()

@@ -117,6 +117,8 @@ _SEND_BUFFER_BYTES = 4096
 """Send buffer of a connection: replies that the kernel keeps for a peer that does not read."""
 _PAUSE = 0.05
 """Seconds between two polls: with 512 ranks, a wake-up for each message would cost more than the messages."""
+_AFTER_FAILURE = 1.0
+"""Seconds before the thread begins anew, so that a failure that repeats costs little."""
 _PACKETS_PER_ROUND = 64
 """Maximum packets of one connection per poll; each round reads one packet of every connection."""
 _ACCEPTS, _ACCEPTS_PER_SECOND, _ACCEPTS_BURST = 64, 500.0, 1024.0
@@ -161,6 +163,8 @@ class SocketListener:
         for descriptor in (self._listener.fileno(), self._wake):
             self._epoll.register(descriptor, select.EPOLLIN)
         self._stopping = self._full = False
+        self.failures = 0
+        """Times that the thread failed, and began anew without its connections."""
         self.cpu_seconds = 0.0
         """CPU seconds used by the thread, updated at the end of each poll."""
         self._thread = threading.Thread(target=self._run, name="reports", daemon=True)
@@ -185,15 +189,35 @@ class SocketListener:
     def _run(self) -> None:
         try:
             while not self._stopping:
-                turns, timeout = _PACKETS_PER_ROUND, self._poll_timeout()
-                while self._serve_round(timeout) and turns and not self._stopping:
-                    turns, timeout = turns - 1, 0.0
-                self.cpu_seconds = time.thread_time()
-                time.sleep(_PAUSE)
-        except Exception:
-            log.exception("reports: the socket's thread has failed; please report this")
+                try:
+                    self._serve()
+                except Exception:  # a bug of ours must not silence all jobs until the daemon is restarted
+                    log.exception("reports: the socket's thread failed and begins anew; please report this")
+                    self.failures += 1
+                    self._begin_anew()
+                    time.sleep(_AFTER_FAILURE)
         finally:
             self._release()
+
+    def _serve(self) -> None:
+        while not self._stopping:
+            turns, timeout = _PACKETS_PER_ROUND, self._poll_timeout()
+            while self._serve_round(timeout) and turns and not self._stopping:
+                turns, timeout = turns - 1, 0.0
+            self.cpu_seconds = time.thread_time()
+            time.sleep(_PAUSE)
+
+    def _begin_anew(self) -> None:
+        """Close all connections, which their senders open again, and watch the listening socket only."""
+        for connection in list(self._connections.values()):
+            with suppress(Exception):
+                self._drop(connection)
+        self._connections.clear()
+        self._muted.clear()
+        self._epoll.close()
+        self._epoll = select.epoll()
+        for descriptor in (self._listener.fileno(), self._wake):
+            self._epoll.register(descriptor, select.EPOLLIN)
 
     def _serve_round(self, timeout: float) -> bool:
         """Read one packet of each ready connection; returns False if no event was pending."""
@@ -204,8 +228,9 @@ class SocketListener:
                 self._read(connection)
             elif descriptor == self._wake:
                 self._send_responses()
-            else:
+            elif descriptor == self._listener.fileno():
                 self._accept()
+            # Any other belongs to a connection that was closed in this round to make room.
         self._unmute()
         return bool(events)
 

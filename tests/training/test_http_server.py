@@ -179,14 +179,52 @@ def test_one_that_is_too_fast_waits_for_its_answer(open_rig: OpenRig, caller: Ca
         assert time.monotonic() - begun > 1.9
 
 
-def test_the_latest_are_hung_up_on_where_there_are_too_many(rig: ReceiverRig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_CONNECTIONS", 2)
-    with ExitStack() as stack:
+def test_the_silent_are_hung_up_on_where_there_are_too_many(
+    rig: ReceiverRig, monkeypatch: pytest.MonkeyPatch, caller: Callable[[ReceiverRig], Caller]
+) -> None:
+    """Whoever has reported stays, and of the others the one that has said nothing for longest goes first."""
+    monkeypatch.setattr(module, "_CONNECTIONS", 3)
+    one = caller(rig)
+    rig.jobs[one.pid] = WorkloadProcess(one.pid, "7")
+    with ExitStack() as stack, ticking(rig):
         lines = [
             stack.enter_context(socket.create_connection(("127.0.0.1", listener(rig).port), timeout=20))
-            for _ in range(3)
+            for _ in range(2)
         ]
-        assert lines[2].recv(1) == b""
+        assert one.post()[0] == 204
+        later = stack.enter_context(socket.create_connection(("127.0.0.1", listener(rig).port), timeout=20))
+        assert lines[0].recv(1) == b""
+        assert one.post(step=2)[0] == 204
+        later.settimeout(0.0)
+        with pytest.raises(BlockingIOError):
+            later.recv(1)
+
+
+def test_a_server_that_fails_begins_anew(
+    rig: ReceiverRig, monkeypatch: pytest.MonkeyPatch, caller: Callable[[ReceiverRig], Caller]
+) -> None:
+    monkeypatch.setattr(module, "_AFTER_FAILURE", 0.01)
+    server = listener(rig)
+
+    def fails(_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(HttpListener, "_close_overdue", None)
+    server._server.config.callback_notify = fails  # type: ignore[assignment]
+    wait_for(lambda: server.failures == 1, "it has failed")
+    one = caller(rig)
+    rig.jobs[one.pid] = WorkloadProcess(one.pid, "7")
+    monkeypatch.undo()
+    with ticking(rig):
+        wait_for(lambda: answered(one), "it answers again")
+    assert server.alive
+
+
+def answered(one: Caller) -> bool:
+    try:
+        return one.post()[0] == 204
+    except (OSError, ValueError):
+        return False
 
 
 def test_ipv6_s_loopback_is_one_too(open_rig: OpenRig) -> None:

@@ -35,6 +35,7 @@ class FakeListener:
 
     def __init__(self) -> None:
         self.alive = True
+        self.failures = 0
         self.closed = False
 
     def close(self) -> None:
@@ -349,6 +350,9 @@ def test_what_is_not_configured_is_not_imported() -> None:
 
 def test_a_thread_that_has_ended_is_a_fault() -> None:
     harness = Harness()
+    assert harness.take().faults == ()
+    harness.listener.failures = 1
+    assert ["began anew" in fault.message for fault in harness.take().faults] == [True]
     assert harness.take().faults == ()
     harness.listener.alive = False
     assert [fault.kind for fault in harness.take().faults] == ["reports_failed"]

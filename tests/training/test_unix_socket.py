@@ -1,19 +1,22 @@
 """The unix socket with real processes that connect, forge, flood, never read, and disconnect."""
 
 import os
+import select
 import socket
 import stat
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from exporter.clock import SystemClock
 from exporter.core.model import SECOND
 from exporter.training.inbox import Inbox
+from exporter.training.receiver import ReportReceiver
 from exporter.training.unix_socket import ReportListenError, SocketListener, bind_socket, connection_limit
 from exporter.workloads import WorkloadProcess
 from tests.training.senders import PATIENCE, ReceiverRig, SenderProcess, ticking, wait_for
@@ -227,6 +230,41 @@ def test_those_who_are_nobody_s_give_their_place_to_others(open_rig: OpenRig, st
         jobs.send(step=2)
         wait_for(lambda: [report.step for report in rig.reports] == [2], "the report is received")
         assert [one.read() for one in strangers] == ["end", "end"]
+
+
+def test_an_event_of_a_connection_that_was_closed_in_the_same_round_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not taken for one of the listening socket, which may be muted then, as in a storm."""
+    accepted: list[SocketListener] = []
+    monkeypatch.setattr(SocketListener, "_accept", accepted.append)
+    with socket.socket() as sock:
+        listener = object.__new__(SocketListener)
+        listener._connections, listener._muted, listener._wake, listener._listener = {}, [], -1, sock
+        listener._epoll = cast("select.epoll", SimpleNamespace(poll=lambda *_, **__: [(99, select.EPOLLIN)]))
+        assert listener._serve_round(0.0)
+    assert accepted == []
+
+
+def test_a_thread_that_fails_begins_anew_and_is_counted(
+    open_rig: OpenRig, start_sender: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("exporter.training.unix_socket._AFTER_FAILURE", 0.01)
+    rig = open_rig()
+    assert isinstance(rig.receiver, ReportReceiver)
+    (listener,) = (each for each in rig.receiver._listeners if isinstance(each, SocketListener))
+    one = connected(rig, start_sender)
+    read = SocketListener._read
+
+    def fails(*_: object) -> None:
+        monkeypatch.setattr(SocketListener, "_read", read)
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(SocketListener, "_read", fails)
+    one.send(step=1)
+    wait_for(lambda: listener.failures == 1, "it has failed")
+    other = connected(rig, start_sender)
+    other.send(step=2)
+    assert [report.step for report in rig.taken(1)] == [2]
+    assert listener.alive
 
 
 def test_one_process_cannot_have_all_connections(open_rig: OpenRig, start_sender: Start) -> None:
