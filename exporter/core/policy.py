@@ -67,6 +67,8 @@ class Policy(Struct, frozen=True, forbid_unknown_fields=True):
     """E: the same while one of its GPUs rests: evaluations and saves differ more in length"""
     hang_stray_share: Share = 0.05
     """one stray reading must not restart a hang: 95 % of the time is enough"""
+    crash_loop_restarts: Count = 5
+    """E: a job that worked and then restarts so often without getting to work, for as long as a hang takes, is hung"""
     wake_seconds: Seconds = 10.0
     """this much work ends a hang or a zombie"""
 

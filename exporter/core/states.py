@@ -13,7 +13,7 @@ from math import sqrt
 from msgspec import Struct
 
 from exporter.core.evidence import FUTILE, NO_SPIN, SPIN, SPIN_IF_FLAT, Evidence, activity_over_limits
-from exporter.core.model import MS, NEVER, PPM, SECOND, Allocation, Health, Owner, Process, State
+from exporter.core.model import MS, NEVER, PPM, SECOND, Allocation, Health, Owner, Process, Reading, State
 from exporter.core.policy import Policy
 
 CLOCK_LIMITERS = {"power": 0x04, "thermal": 0x20 | 0x40, "hardware": 0x08 | 0x80, "settings": 0x02 | 0x10 | 0x100}
@@ -78,6 +78,8 @@ MINUTE = 60 * SECOND
 TENSOR_JOB = 60_000 * PPM
 """E: a minute of tensor work at the peak, in milliseconds times parts per million: the job uses the tensor cores, and
 a busy engine without any other activity is no other kind of work, whatever its power."""
+LONG_RUN = 300_000 * PPM
+"""E: five minutes of effective work, likewise: shorter programs may run one after another."""
 _UNLIMITED = 1 << 62
 _FLAT_RATIO = 2.5
 _COUNTER_ERROR = 0.1
@@ -102,6 +104,8 @@ class Criteria(Struct, frozen=True):
     """Effective work after which a batch job may wait longer, nanoseconds times parts per million."""
     startup_work: int
     """Effective work that ends the start-up of batch jobs, nanoseconds times parts per million."""
+    attempts: int
+    """Restarts in a row without work after which the job is hung."""
     unowned: int
     allocations_stale: int
 
@@ -127,6 +131,7 @@ def criteria_of(policy: Policy) -> Criteria:
         zombie_margin=wake * duty,
         worked=_ns(policy.zombie_worked_seconds) // MS * PPM,
         startup_work=_ns(policy.startup_work_seconds) // MS * PPM,
+        attempts=policy.crash_loop_restarts,
         unowned=_ns(policy.unowned_seconds),
         allocations_stale=_ns(policy.allocation_stale_seconds),
     )
@@ -242,6 +247,18 @@ class GpuTimers:
     """The operator set how long a holder may idle."""
     loaded: bool = False
     """More memory is used than a context needs."""
+    unloaded: bool = False
+    """That memory was freed again: the processes have ended."""
+    work_before: int = 0
+    """`work_done` when the current processes started."""
+    broke: bool = False
+    """The last run that got to work was a long one: the next attempts do not fail by design."""
+    attempts: int = 0
+    """Restarts in a row after which the job did not get to work."""
+    failing_since: int = 0
+    """When the first of them began."""
+    looping: bool = False
+    """So many that the job is hung: it crashes again and again."""
     hang: int = _UNLIMITED
     suspect: int = _UNLIMITED
     hang_leave: int = 0
@@ -266,7 +283,8 @@ class GpuTimers:
         self.hung = self.zombie = self.unowned = False
         self.worked_at = at
         self.spin_since = self.celsius = self.bare_since = None
-        self.proven = False
+        self.proven = self.loaded = self.unloaded = self.looping = False
+        self.attempts = self.work_before = 0
         self.pcie_least = self.pcie_most = 0.0
         self.verdict = NO_SIGNS
         self.startup_work = self.startup_seen = 0
@@ -281,7 +299,7 @@ class GpuTimers:
         if self.window != window:
             self.zombie = self.zombie and self.quiet >= self.window
         if self.own_hang != own:
-            self.hung = self.hung and self.spin >= self.hang
+            self.hung = self.looping or (self.hung and self.spin >= self.hang)
         if self.polls:
             self.clear_spin()
 
@@ -294,7 +312,7 @@ class GpuTimers:
         """Reset the spin: the job has reported progress, or (at `at`) worked again."""
         if at is not None and self.spin_since is not None:
             self.longest_spin = max(self.longest_spin, at - self.spin_since)
-        self.spin, self.spin_since, self.hung, self.proven = 0, None, False, False
+        self.spin, self.spin_since, self.hung, self.proven = 0, None, self.looping, False
 
     def confirm_spin(self) -> None:
         """Let the current spin, if any, count as a hang from the next reading on in which it lasts."""
@@ -333,13 +351,45 @@ class GpuTimers:
     def _set_flags(self, flags: frozenset[str]) -> None:
         self.flags, self.signs = flags, self.verdict | flags
 
-    def update_processes(self, processes: tuple[Process, ...]) -> None:
+    def update_processes(self, processes: tuple[Process, ...], at: int, criteria: Criteria) -> None:
         """Notice that other processes have replaced those that worked: a restart inside the allocation."""
         pids = frozenset(process.pid for process in processes)
-        if self.pids and pids.isdisjoint(self.pids) and BEGINNING not in self.flags:
-            self.startup_work = 0
-            self._set_flags(self.flags | {BEGINNING, RESTARTED})
+        if self.pids and pids.isdisjoint(self.pids):
+            self._restart(at, criteria)
         self.pids = pids
+
+    def update_memory(self, reading: Reading, at: int, criteria: Criteria) -> None:
+        """Notice that memory was freed and is used again: without a list of processes, that shows a restart."""
+        used, total = reading.memory_used_bytes, reading.memory_total_bytes
+        if used is None or not total:
+            return
+        loaded = used >= criteria.policy.loaded_memory_share * total
+        self.unloaded = self.unloaded or (self.loaded and not loaded)
+        if loaded and self.unloaded:
+            self.unloaded = False
+            if reading.processes is None:
+                self._restart(at, criteria)
+        self.loaded = loaded
+
+    def _restart(self, at: int, criteria: Criteria) -> None:
+        """Begin another start-up, if the job has worked; count those in a row that do not end in work."""
+        if BEGINNING not in self.flags:
+            self.attempts, self.failing_since = 0, at
+            self.broke = self.work_done - self.work_before >= LONG_RUN
+            self._set_flags(self.flags | {BEGINNING, RESTARTED})
+        elif RESTARTED in self.flags:
+            self._fail(at, criteria)
+        self.startup_work, self.work_before = 0, self.work_done
+
+    def _fail(self, at: int, criteria: Criteria) -> None:
+        """Count an attempt that did not get to work; nobody at a keyboard waits for a page."""
+        self.attempts += 1
+        long = self.attempts >= criteria.attempts and at - self.failing_since >= criteria.hang
+        interactive = any(allocation.owner.workload_class == "interactive" for allocation in self.holders)
+        if self.broke and long and not (self.hung or interactive):
+            self.hung = self.looping = True
+            self.hangs += 1
+            self.to_hang += at - self.failing_since
 
     def update_saving(self, ev: Evidence, policy: Policy) -> None:
         """Notice that state is copied to the host; the wait from then until kernels run again is for the same save."""
@@ -352,6 +402,8 @@ class GpuTimers:
     def end_startup(self) -> None:
         """The job has done enough to be working."""
         self._set_flags(self.flags - {BEGINNING, RESTARTED})
+        if self.looping:
+            self.hung = self.looping = False
 
     def _begin_minute(self) -> None:
         self.seen = self.engine_sum = self.engine_squares = 0
@@ -433,10 +485,10 @@ def update_activity(timers: GpuTimers, ev: Evidence, start: int, end: int, crite
     else:
         timers.bare_since = None
         if processes is not None and timers.holders:
-            timers.update_processes(processes)
+            timers.update_processes(processes, start, criteria)
     timers.update_saving(ev, criteria.policy)
-    used, total = ev.reading.memory_used_bytes, ev.reading.memory_total_bytes
-    timers.loaded = bool(used and total and used >= criteria.policy.loaded_memory_share * total)
+    if timers.holders:
+        timers.update_memory(ev.reading, start, criteria)
     if ev.work * criteria.duty >= PPM:
         timers.worked_at = end
     if timers.spin == 0:
@@ -529,6 +581,8 @@ def _time_until_change(timers: GpuTimers, ev: Evidence, rates: CreditRates, crit
     else:
         idle = _time_to(timers.quiet, _zombie_start(timers, criteria), quiet)
     soonest = min(idle, _time_to(timers.leaked, criteria.unowned, leak))
+    if timers.looping:
+        return soonest
     if timers.hung:
         return min(soonest, _time_to(-timers.spin, -timers.hang_leave, -spin))
     if timers.spin and spin < 0:
@@ -593,7 +647,7 @@ def _advance_spin(timers: GpuTimers, ev: Evidence, now: int, stop: int, rate: in
         timers.spin_since = now
     timers.spin = min(ceiling, max(0, timers.spin + (stop - now) // MS * rate))
     worked_at = stop if ev.work else None
-    if timers.hung and timers.spin <= timers.hang_leave:
+    if timers.hung and timers.spin <= timers.hang_leave and not timers.looping:
         timers.clear_spin(worked_at)
     elif not timers.hung and timers.spin >= timers.hang and not unproven:
         timers.hung = True
@@ -645,6 +699,10 @@ def _unavailable(ev: Evidence, interval: StateInterval) -> str:
     return "" if interval.holders else condition
 
 
+def _hung(ev: Evidence, interval: StateInterval) -> str:
+    return "crash_loop" if RESTARTED in interval.signs and ev.spin == NO_SPIN else "spinning"
+
+
 def _zombie(ev: Evidence, interval: StateInterval) -> str:
     if not interval.zombie:
         return ""
@@ -673,7 +731,7 @@ RULES: tuple[tuple[State, Rule], ...] = (
     (State.UNOBSERVED, lambda ev, span: ev.distrust or ("" if span.owner_known else "owner_unknown")),
     (State.UNOWNED, lambda _, span: "leaked_process" if span.leaked and not span.holders else ""),
     (State.UNALLOCATED, lambda ev, span: "" if span.holders else "stranded" if ev.device.stranded else "free"),
-    (State.HUNG, lambda _, span: "spinning" if span.hung else "culprit" if span.culprits else ""),
+    (State.HUNG, lambda ev, span: _hung(ev, span) if span.hung else "culprit" if span.culprits else ""),
     (State.ZOMBIE, _zombie),
     (State.STALLED, lambda ev, _: "" if ev.kernel_runs else _idle_reason(ev)),
     (State.ACTIVE, _active),

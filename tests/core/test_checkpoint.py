@@ -35,7 +35,7 @@ def again(ledger: Ledger, policy: Policy | None = None) -> Ledger:
 
 def books(ledger: Ledger) -> object:
     """The decoded bytes, independent of order."""
-    return msgspec.msgpack.decode(read_header(dump_ledger(ledger)).body)
+    return sorted_sets(msgspec.msgpack.decode(read_header(dump_ledger(ledger)).body))
 
 
 GONE = {"wake", "rx_sum", "rx_peak"}
