@@ -1,6 +1,7 @@
 """Tests the dcgm-exporter source over real HTTP, and every way in which a server can fail."""
 
 import gzip
+import os
 import socket
 import sys
 import threading
@@ -14,7 +15,13 @@ from exporter.config import BoardSettings, Config
 from exporter.core.model import SECOND, Health
 from exporter.registry import DcgmExporterSettings
 from exporter.sources.base import SourceError
-from exporter.sources.dcgm_exporter.source import DcgmExporterSource, HttpPageFetcher, open_dcgm_exporter
+from exporter.sources.dcgm_exporter.source import (
+    DcgmExporterSource,
+    HttpPageFetcher,
+    TrustedPageFetcher,
+    open_dcgm_exporter,
+    page_fetcher,
+)
 from tests.sources.exporter_pages import SPECS, Pages, gpu
 
 SAMPLES = Path(__file__).parents[2] / "../shared/samples/dcgm-exporter"
@@ -233,3 +240,39 @@ def test_close_is_passed_on() -> None:
     pages = Pages(gpu(0))
     DcgmExporterSource("http://x/metrics", fetch=pages, lookup=SPECS.get).close()
     assert pages.closed
+
+
+TABLE = """\
+  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode
+   0: 00000000:24B8 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 10 1 0000000000000000 100 0
+   1: 0100007F:{port:04X} 00000000:0000 0A 00000000:00000000 00:00000000 00000000 {uid}        0 11 1 00000000 100 0
+"""
+
+
+class Page:
+    """A page that is always there."""
+
+    def __call__(self) -> bytes:
+        return b"page"
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+@pytest.mark.parametrize(("uid", "believed"), [(0, True), (os.geteuid(), True), (4711, False)])
+def test_a_port_that_nobody_configured_must_be_roots_or_ours(tmp_path: Path, uid: int, *, believed: bool) -> None:
+    (tmp_path / "net").mkdir()
+    (tmp_path / "net" / "tcp").write_text(TABLE.format(port=9400, uid=uid))
+    fetch = TrustedPageFetcher(Page(), 9400, proc=tmp_path)
+    if believed:
+        assert fetch() == b"page"
+    else:
+        with pytest.raises(SourceError, match=r"port 9400 belongs to user 4711, who .*: if that is your dcgm-exporter"):
+            fetch()
+
+
+def test_an_address_that_was_chosen_is_believed() -> None:
+    """The default one too, if the source is."""
+    other = Config(dcgm_exporter=DcgmExporterSettings(url="http://127.0.0.1:9401/metrics"))
+    found = [type(page_fetcher(config)) for config in (Config(), Config(source="dcgm-exporter"), other)]
+    assert found == [TrustedPageFetcher, HttpPageFetcher, HttpPageFetcher]

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import cache, partial
 from math import inf
+from pathlib import Path
 from time import monotonic
 from typing import Any, Protocol
 
@@ -30,6 +31,7 @@ from exporter.sources.dcgm_exporter.page import (
     whole_number,
 )
 from exporter.sources.dcgm_fields import health_of
+from exporter.sources.ports import require_trusted_port
 from exporter.specs import find_spec, unknown_model
 
 LIMIT_BYTES = 8 << 20
@@ -46,6 +48,23 @@ class PageFetcher(Protocol):
     def close(self) -> None:
         """Release all resources. Never raises."""
         ...
+
+
+class TrustedPageFetcher:
+    """Fetches a page only while its port belongs to root or to our own user (`require_trusted_port`)."""
+
+    def __init__(self, fetch: PageFetcher, port: int, *, proc: Path = Path("/proc/self")) -> None:
+        self._fetch, self._port, self._proc = fetch, port, proc
+
+    def __call__(self) -> bytes:
+        """Fetch the page. Raises SourceError."""
+        remedy = 'if that is your dcgm-exporter, set source = "dcgm-exporter"'
+        require_trusted_port(self._port, remedy=remedy, proc=self._proc)
+        return self._fetch()
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._fetch.close()
 
 
 class HttpPageFetcher:
@@ -349,12 +368,20 @@ class DcgmExporterSource:
         return reported
 
 
+def page_fetcher(config: Any) -> PageFetcher:
+    """Return what fetches the page of `config.dcgm_exporter`; the default address is believed only if it was chosen."""
+    section = config.dcgm_exporter
+    fetch = HttpPageFetcher(section.url, timeout_seconds=section.timeout_seconds)
+    is_chosen = config.source != "auto" or section.url != type(section)().url
+    return fetch if is_chosen else TrustedPageFetcher(fetch, httpx.URL(section.url).port or 80)
+
+
 def open_dcgm_exporter(config: Any) -> DcgmExporterSource:
     """Open the exporter configured in `config.dcgm_exporter`. Raises SourceError if its page cannot be read now."""
     section = config.dcgm_exporter
     source = DcgmExporterSource(
         section.url,
-        timeout_seconds=section.timeout_seconds,
+        fetch=page_fetcher(config),
         max_gap_seconds=section.max_gap_seconds,
         collect_interval_seconds=section.collect_interval_seconds,
         hostname=section.hostname,

@@ -1,0 +1,22 @@
+"""Checks who listens on a port that nobody configured."""
+
+import os
+from pathlib import Path
+
+from exporter.sockets import listeners
+from exporter.sources.base import SourceError
+
+
+def require_trusted_port(port: int, *, remedy: str, proc: Path = Path("/proc/self")) -> None:
+    """Raise SourceError with `remedy` if a process of another user than root and our own listens on the port.
+
+    Any user of the node can listen on a free port and invent GPUs. An address that was configured is believed without
+    this. `proc` is a process in our network namespace.
+    """
+    try:
+        owners = {each.uid for each in listeners(proc) if each.port == port}
+    except OSError as error:
+        raise SourceError(f"who listens on port {port} cannot be read: {error}: {remedy}") from error
+    strangers = sorted(owners - {0, os.geteuid()})
+    if strangers:
+        raise SourceError(f"port {port} belongs to user {strangers[0]}, who could invent GPUs: {remedy}")
