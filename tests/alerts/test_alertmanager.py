@@ -2,6 +2,7 @@
 
 import re
 import subprocess
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,6 +12,9 @@ from tests.alerts.packs import FOLDER, alerts
 from tests.alerts.test_rules import SEVERITIES
 
 EXAMPLE = FOLDER / "examples" / "alertmanager.yaml"
+PACK = "gpu-efficiency"
+RETENTION = 120
+"""Hours for which Alertmanager remembers what it has sent: the default of --data.retention."""
 CONFIG: dict[str, Any] = yaml.safe_load(EXAMPLE.read_text())
 
 
@@ -40,11 +44,15 @@ def matched(matchers: list[str], labels: dict[str, str]) -> bool:
 
 
 def job(name: str, *, cluster: str = "east", job_id: str = "7") -> dict[str, str]:
-    return {"alertname": name, "cluster": cluster, "job_id": job_id}
+    return {"alertname": name, "cluster": cluster, "job_id": job_id, "pack": PACK}
 
 
 def node(name: str, instance: str = "n1") -> dict[str, str]:
-    return {"alertname": name, "cluster": "east", "instance": instance}
+    return {"alertname": name, "cluster": "east", "instance": instance, "pack": PACK}
+
+
+def fleet(name: str, cluster: str = "east") -> dict[str, str]:
+    return {"alertname": name, "cluster": cluster, "pack": PACK}
 
 
 @pytest.mark.e2e
@@ -84,20 +92,49 @@ def test_an_exporter_that_is_down_is_not_blind_as_well(name: str) -> None:
     assert not silenced(node("ExporterDown"), node(name, "n2"))
 
 
-@pytest.mark.parametrize("name", ["ExporterDown", "ExporterBlind", "ExporterMissing"])
+@pytest.mark.parametrize("name", ["ExporterBlind", "ExporterMissing"])
 def test_a_blind_fleet_is_one_page(name: str) -> None:
-    assert silenced({"alertname": "FleetBlind", "cluster": "east"}, node(name))
-    assert not silenced({"alertname": "FleetBlind", "cluster": "west"}, node(name))
+    assert silenced(fleet("FleetBlind"), node(name))
+    assert not silenced(fleet("FleetBlind", "west"), node(name))
+    assert not silenced(fleet("FleetBlind"), node("ExporterDown")), "that ticket names the nodes"
+
+
+@pytest.mark.parametrize("name", ["ExporterDown", "ExporterBlind"])
+def test_another_pack_s_alert_of_the_same_name_is_neither_silenced_nor_silences(name: str) -> None:
+    foreign = node(name) | {"pack": "", "team": "network", "job": "snmp"}
+    sources = [fleet("FleetBlind"), node("ExporterDown"), node("SchedulerDataStale")]
+    assert not [source for source in sources if silenced(source, foreign)]
+    assert not silenced(foreign, node("ExporterBlind"))
+
+
+def routes(route: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield route
+    for inner in route.get("routes", ()):
+        yield from routes(inner)
+
+
+def test_nothing_is_repeated_after_alertmanager_has_forgotten_it() -> None:
+    hours = {"h": 1, "d": 24}
+    told = [route["repeat_interval"] for route in routes(CONFIG["route"]) if "repeat_interval" in route]
+    assert told
+    assert all(int(each[:-1]) * hours[each[-1]] < RETENTION for each in told)
+
+
+def test_all_zombies_of_a_user_are_one_ticket() -> None:
+    (tickets,) = (
+        route for route in CONFIG["route"]["routes"] if route["matchers"] == [f'pack="{PACK}"', 'severity="ticket"']
+    )
+    assert tickets["group_by"] == ["cluster", "alertname", "team", "user"]
 
 
 @pytest.mark.parametrize("name", ["GPUZombie", "GPUAllocatedWithoutProcess"])
 def test_the_owner_has_a_ticket_though_idle_money_pages(name: str) -> None:
-    assert not silenced({"alertname": "IdleAllocationCost", "cluster": "east"}, job(name))
+    assert not silenced(fleet("IdleAllocationCost"), job(name))
 
 
 def test_no_page_is_silenced() -> None:
     pages = [name for name, severity in SEVERITIES.items() if severity == "page"]
-    assert not [(a, b) for a in SEVERITIES for b in pages if silenced({"alertname": a}, {"alertname": b})]
+    assert not [(a, b) for a in SEVERITIES for b in pages if silenced(fleet(a), fleet(b))]
 
 
 def test_every_alert_it_names_exists() -> None:
