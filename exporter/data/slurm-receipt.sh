@@ -99,18 +99,25 @@ written() {
 # Sets field $1 of the job's record to line $2. An array task is addressed as ARRAY_TASK: the raw id of the last task is
 # the array's own id, which would change all tasks.
 comment() {
-    said=$(timeout -k 5 "$limit" sacct -X -n -P -j "$job" --format="JobIDRaw,JobID,$1" 2>&1)
-    row=$(printf '%s\n' "$said" | grep "^$job|" | tail -n 1)
-    if [ -z "$row" ]; then
-        tell "job $job: no record to write into: $(printf '%s' "$said" | head -n 1)"
+    said=$(timeout -k 5 "$limit" sacct -X -n -P -j "$job" --format=JobIDRaw,JobID 2>&1)
+    id=$(printf '%s\n' "$said" | grep "^$job|" | tail -n 1)
+    id=${id#*|}
+    case $id in
+        '' | *[!0-9_+]*)
+            tell "job $job: no record to write into: $(printf '%s' "$said" | head -n 1)"
+            return 0
+            ;;
+    esac
+    # Apart from the ids: a comment is the user's, and may have lines that look like another job's record.
+    if ! was=$(timeout -k 5 "$limit" sacct -X -n -P -j "$id" --format="$1" 2>&1); then
+        tell "job $job: its $1 cannot be read: $(printf '%s' "$was" | head -n 1)"
         return 0
     fi
-    row=${row#*|}
-    if ! whole=$(written "${row#*|}" "$2"); then
+    if ! whole=$(written "$(printf '%s' "$was" | tr '\000-\037\177' ' ')" "$2"); then
         tell "job $job: its $1 is somebody else's and is left alone" info
         return 0
     fi
-    if ! said=$(timeout -k 5 "$limit" sacctmgr -i modify job where "jobid=${row%%|*}" set "$1=$whole" 2>&1); then
+    if ! said=$(timeout -k 5 "$limit" sacctmgr -i modify job where "jobid=$id" set "$1=$whole" 2>&1); then
         tell "job $job: sacctmgr: $said"
     fi
 }

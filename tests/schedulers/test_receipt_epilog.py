@@ -26,7 +26,11 @@ case " $* " in
     *) printf '%s\\n' '{SHORT}' ;;
 esac
 exit "${{MISSING:-0}}" """,
-    "sacct": 'printf "%s\\n" "$RECORDS"',
+    "sacct": """
+case " $* " in
+    *" --format=JobIDRaw,JobID "*) printf '%s\\n' "$RECORDS" | cut -d '|' -f 1,2 ;;
+    *) printf '%s\\n' "${COMMENT-$(printf '%s\\n' "$RECORDS" | sed -n "s/^[0-9]*|$5|//p")}" ;;
+esac""",
     "sacctmgr": 'echo "${DENIED:-}"; [ -z "${DENIED:-}" ]',
     "scontrol": "printf 'n1\\nn2\\n'",
     "logger": "",
@@ -188,10 +192,19 @@ def test_somebody_elses_comment_is_left_alone(node: Node, there: str, append: st
         assert (node.comment(), complaints) == (then, "")
 
 
+def test_a_comment_with_lines_in_it_reaches_no_other_job(node: Node) -> None:
+    """`sbatch --comment` takes line feeds, so a user can write what looks like the record of another job."""
+    node.settings |= {"places": "comment", "append": "yes"}
+    node.environ["COMMENT"] = "mine\n4711|1002|theirs"
+    assert node.write() == ""
+    (told,) = node.told("sacctmgr")
+    assert "[jobid=4711] [set] [Comment=mine 4711|1002|theirs | gpu-efficiency: " in told
+
+
 def test_the_users_own_comment_is_another_field(node: Node) -> None:
     node.settings["places"] = "comment"
     node.write()
-    assert "[--format=JobIDRaw,JobID,Comment]" in node.told("sacct")[0]
+    assert "[--format=Comment]" in node.told("sacct")[1]
     assert f"[Comment={OURS}]" in node.told("sacctmgr")[0]
 
 
