@@ -14,6 +14,10 @@ from exporter.core.policy import Policy
 
 LARGEST_AMOUNT = 1e18
 """Above any plausible value of one GPU in watts, hertz, bytes or joules; sums of smaller values never overflow."""
+RESULTS_BYTES_PER_SECOND = 1e9
+"""E: a program that sends this much to the host delivers results, as of a video engine that no counter shows."""
+_RESULTS = PPM // 10
+"""E: a smaller share of that rate is logging and monitoring."""
 _TEMPERATURE_NOISE = 3.0
 """E: a smaller temperature change does not show whether a board is idle."""
 NO_SPIN, SPIN_IF_FLAT, SPIN, FUTILE = 0, 1, 2, 3
@@ -86,7 +90,8 @@ class Evidence:
     """Effective work, ppm: engine time with tensor, FP, integer or DRAM activity or the power of a kernel that
     computes; or the video engines' utilization, or the busiest link's, if that is more."""
     own_work: int = 0
-    """The part of it that kernels, video engines or copies from the GPU do: loading data to it is no work yet, ppm."""
+    """What shows that its job works: kernels, video engines, or results sent to the host at a rate that counts in full;
+    loading data to the GPU is no work yet, ppm."""
     video: int = 0
     """Part of `wait` in which NVENC or NVDEC worked, ppm: the job did not wait."""
     spin: int = NO_SPIN
@@ -253,8 +258,11 @@ def _work_beside_kernels(ev: Evidence, valid: Reading) -> None:
     spec = ev.device.spec
     nvlink = _share(ev.nvlink, spec.nvlink_bytes_per_second if spec is not None else None)
     capacity = spec.pcie_bytes_per_second if spec is not None else None
-    ev.own_work = max(ev.work, video, nvlink, _share(ev.pcie_tx, capacity))
-    ev.work = max(ev.own_work, _share(ev.pcie_rx, capacity))
+    done = max(ev.work, video, nvlink)
+    sent = _share(ev.pcie_tx, capacity)
+    ev.work = max(done, sent, _share(ev.pcie_rx, capacity))
+    results = _share(ev.pcie_tx, RESULTS_BYTES_PER_SECOND)
+    ev.own_work = max(done, results if results >= _RESULTS else sent)
 
 
 def _share(rate: float | None, capacity: float | None) -> int:

@@ -232,6 +232,8 @@ class GpuTimers:
     """Indicators that last until something ends them, and these with the last minute's."""
     pids: frozenset[int] = frozenset()
     """Processes that the driver last listed."""
+    computed: bool = False
+    """Kernels have kept it busy, so that there is state to save."""
     startup_work: int = 0
     """Effective work since the start-up began, milliseconds times parts per million."""
     startup_goal: int = 0
@@ -283,7 +285,7 @@ class GpuTimers:
         self.hung = self.zombie = self.unowned = False
         self.worked_at = at
         self.spin_since = self.celsius = self.bare_since = None
-        self.proven = self.loaded = self.unloaded = self.looping = False
+        self.computed = self.proven = self.loaded = self.unloaded = self.looping = False
         self.attempts = self.work_before = 0
         self.pcie_least = self.pcie_most = 0.0
         self.verdict = NO_SIGNS
@@ -394,9 +396,10 @@ class GpuTimers:
     def update_saving(self, ev: Evidence, policy: Policy) -> None:
         """Notice that state is copied to the host; the wait from then until kernels run again is for the same save."""
         if ev.engine >= policy.checkpoint_engine:
+            self.computed = True
             if SAVING in self.flags:
                 self._set_flags(self.flags - {SAVING})
-        elif BEGINNING not in self.flags and saves(ev, policy) and SAVING not in self.flags:
+        elif self.computed and BEGINNING not in self.flags and saves(ev, policy) and SAVING not in self.flags:
             self._set_flags(self.flags | {SAVING})
 
     def end_startup(self) -> None:

@@ -441,6 +441,22 @@ def test_from_a_copy_to_the_host_until_kernels_run_the_wait_is_for_a_save() -> N
     assert lost(early, "checkpoint") == 0.0, "it has not worked yet"
 
 
+def test_copies_of_a_job_without_kernels_are_no_saves() -> None:
+    """A cache that network cards read: no kernel has kept the GPU busy, so there is no state to save."""
+    copies = RESTING | {"pcie_tx_bytes_per_second": 5e9}
+    ledger = story([(300, copies), (60, RESTING), (60, copies)])
+    assert lost(ledger, "checkpoint") == 0.0
+    after = story([(60, WORKING), (60, copies)])
+    assert lost(after, "checkpoint") == 60.0
+
+
+@pytest.mark.parametrize(("rate", "seconds"), [(1e9, 10.0), (2e9, 10.0), (1e8, 100.0), (0.99e8, 300.0)])
+def test_results_that_are_sent_to_the_host_end_the_start_up(rate: float, seconds: float) -> None:
+    """As of a video engine whose use no counter shows; at full share from 1 GB/s on, from 0.1 GB/s."""
+    ledger = story([(300, RESTING | {"pcie_tx_bytes_per_second": rate})])
+    assert lost(ledger, "startup") == pytest.approx(seconds)
+
+
 @pytest.mark.parametrize("engine", [0.0, 0.2])
 def test_traffic_between_gpus_that_goes_both_ways_is_neither_a_save_nor_input(engine: float) -> None:
     """GPUDirect RDMA of a pipeline's stage: 5 GB/s to and from the NIC, with bubbles."""

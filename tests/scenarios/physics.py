@@ -154,17 +154,22 @@ def spins(reading: Reading, facts: Facts) -> bool:
 
 
 def own_work(reading: Reading, facts: Facts) -> float:
-    """Share of the reading with a kernel that computes, or of a link's width that is used, but for loading from it."""
+    """Share of the reading with a kernel that computes, of NVLink's width, or of the rate at which results are sent."""
+    sent = _number(reading.pcie_tx_bytes_per_second)
+    return max(_driven(reading, facts), min(1.0, sent / (1e9 if sent >= 1e8 else facts.host)))
+
+
+def _driven(reading: Reading, facts: Facts) -> float:
     engine = _number(reading.gr_engine_active)
     computes = _touches(reading) or (engine >= 0.01 and not _near_idle(reading, facts))
-    sent = _number(reading.pcie_tx_bytes_per_second) / facts.host
     peers = max(wires(reading, nvlink=True)) / facts.link if facts.nvlink else 0.0
-    return max(engine if computes else 0.0, min(1.0, sent), min(1.0, peers))
+    return max(engine if computes else 0.0, min(1.0, peers))
 
 
 def effective_work(reading: Reading, facts: Facts) -> float:
     """The same, and what is loaded from the host, in whole parts per million: the driver's polling is one or two."""
-    return round(max(own_work(reading, facts), min(1.0, _number(reading.pcie_rx_bytes_per_second) / facts.host)), 6)
+    host = max(wires(reading, nvlink=False)) / facts.host
+    return round(max(_driven(reading, facts), min(1.0, host)), 6)
 
 
 def works(reading: Reading, facts: Facts) -> bool:

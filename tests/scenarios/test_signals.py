@@ -68,7 +68,7 @@ ROWS = (
     Row("healthy_training", NVLINK, "L40S has no NVLink: the fields it cannot have are zero, and PCIe is its link",
         (BUSY, BUSY), board="L40S"),
     Row("healthy_training", PCIE, "on L40S that is also the link between the GPUs", (BUSY, BUSY), board="L40S",
-        gone=("checkpoint",), moved=("exposed_communication",),
+        gone=("checkpoint",), moved=("exposed_communication", "startup"),
         grown=("memory_bound", "other_compute", "unattributed_stall")),
     Row("healthy_training", POWER, "power only acquits spins; energy has a counter of its own", (BUSY, BUSY)),
     Row("healthy_training", UTILIZATION, "the driver's own figure decides nothing beside the profiler's", (BUSY, BUSY)),
