@@ -10,18 +10,27 @@ from collections.abc import Callable
 QUIET_SECONDS = 60.0
 MOST_EVENTS = 1000
 """Maximum number of distinct events remembered; beyond it all are forgotten, to bound memory."""
+MOST_ALIKE = 200
+"""Maximum lines a minute of one kind of event: users choose names of files, and could fill a disk with them."""
 _DIGITS = re.compile(r"\d+")
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+"""What a terminal would act on, and what UTF-8 cannot encode."""
 _redact: Callable[[str], str] = str
 """Applied to every line."""
 
 
 class RateLimitFilter(logging.Filter):
-    """Suppresses an event, numbers aside, for a minute after it was logged; the next one has the suppressed count."""
+    """Suppresses an event, numbers aside, for a minute after it was logged; the next one has the suppressed count.
+
+    Of events that differ in their texts only, such as names, at most MOST_ALIKE are logged in a minute.
+    """
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
         self._now = now
         self._seen: dict[str, tuple[float, int]] = {}
+        self._alike: dict[str, tuple[float, int, int]] = {}
+        """By the unformatted message: start of its minute, lines logged in it, and events suppressed in it."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         """See logging.Filter."""
@@ -35,9 +44,26 @@ class RateLimitFilter(logging.Filter):
         if now - last < QUIET_SECONDS:
             self._seen[key] = (last, held + 1)
             return False
+        alike = self._count_alike(f"{record.levelno}:{record.msg}", now)
+        if alike is None:
+            return False
         self._seen[key] = (now, 0)
-        record.held = held
+        record.held = held + alike
         return True
+
+    def _count_alike(self, kind: str, now: float) -> int | None:
+        """Count an event; return how many of its kind were suppressed in the minute before, None if this one is."""
+        if len(self._alike) > MOST_EVENTS:
+            self._alike.clear()
+        began, logged, suppressed = self._alike.get(kind, (now, 0, 0))
+        if now - began >= QUIET_SECONDS:
+            self._alike[kind] = (now, 1, 0)
+            return suppressed
+        if logged >= MOST_ALIKE:
+            self._alike[kind] = (began, logged, suppressed + 1)
+            return None
+        self._alike[kind] = (began, logged + 1, suppressed)
+        return 0
 
 
 class TextFormatter(logging.Formatter):
@@ -71,7 +97,8 @@ def _message(formatter: logging.Formatter, record: logging.LogRecord) -> str:
     text = record.getMessage() + (f" (and {held} like it, not shown)" if held else "")
     if record.exc_info:
         text += " | " + formatter.formatException(record.exc_info)
-    return " | ".join(_redact(line.strip()) for line in text.splitlines())
+    lines = " | ".join(_redact(line.strip()) for line in text.splitlines())
+    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", lines)
 
 
 def set_redaction(redact: Callable[[str], str]) -> None:

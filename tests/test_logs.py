@@ -7,7 +7,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from exporter.logs import MOST_EVENTS, QUIET_SECONDS, JsonFormatter, RateLimitFilter, TextFormatter, configure_logging
+from exporter.logs import (
+    MOST_ALIKE,
+    MOST_EVENTS,
+    QUIET_SECONDS,
+    JsonFormatter,
+    RateLimitFilter,
+    TextFormatter,
+    configure_logging,
+)
 
 NASTY = ("one\ntwo", "tab\tand\r\nmore", "\u2028separators\u2029\x0b\x0c\x85", 'quotes " and \\', "日本 \ud800", "")
 FORMS = [TextFormatter, JsonFormatter]
@@ -107,10 +115,29 @@ def test_a_flood_of_different_events_cannot_fill_the_memory() -> None:
     desk = Desk()
     most = 0
     for number in range(3 * MOST_EVENTS):
-        desk.log.warning("event %s", "".join(chr(97 + int(digit)) for digit in str(number)))
-        most = max(most, len(desk.filter._seen))
+        message = "event " + "".join(chr(97 + int(digit)) for digit in str(number))
+        desk.log.warning(message)
+        most = max(most, len(desk.filter._seen), len(desk.filter._alike))
     assert most <= MOST_EVENTS + 1
     assert len(desk.lines()) == 3 * MOST_EVENTS
+
+
+def test_names_that_a_user_chooses_cannot_fill_the_disk() -> None:
+    desk = Desk()
+    for number in range(3 * MOST_ALIKE):
+        desk.log.warning("no such file: %s", "x" * (number + 1))
+    assert len(desk.lines()) == MOST_ALIKE
+    desk.now += QUIET_SECONDS
+    desk.log.warning("no such file: %s", "y")
+    assert desk.lines()[-1].endswith(f"no such file: y (and {2 * MOST_ALIKE} like it, not shown)")
+    desk.log.warning("another kind")
+    assert desk.lines()[-1].endswith("another kind")
+
+
+def test_what_a_terminal_would_act_on_is_shown_as_text() -> None:
+    desk = Desk()
+    desk.log.warning("no such file: %s", "a\x1b[2J\x07\x9b31mb\udcff")
+    assert desk.lines()[0].endswith(r"no such file: a\x1b[2J\x07\x9b31mb\xdcff")
 
 
 def test_hundreds_of_events_at_once_are_each_held_back() -> None:
