@@ -56,8 +56,9 @@ def test_one_finds_a_job_opens_it_and_comes_back(demo: Daemon) -> None:
         top.press(ENTER)
         top.shows("filter: ada ", "q quit")
         top.press(ENTER)
-        screen = top.shows("job 41001 on", "training", "step ")
-        assert "memory bound" in screen
+        top.shows("job 41001 on", "memory bound")
+        top.press(DOWN * 12)
+        top.shows("training", "step ")
         top.press(ESCAPE)
         top.shows("filter: ada")
         top.press(ESCAPE)
