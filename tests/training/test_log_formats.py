@@ -43,6 +43,14 @@ def test_megatrons_step(dialect: str) -> None:
     )
 
 
+def test_a_fork_of_megatron_writes_seconds_and_another_name_of_the_loss() -> None:
+    line = logs.megatron(500, ms=5361.6, dialect="core")
+    line = line.replace("iteration (ms): 5361.6", "iteration (s): 5.3616").replace("lm loss:", "lm-loss:")
+    said = parse(line)
+    assert said is not None
+    assert (said.step, said.step_seconds, said.loss) == (500, 5.3616, 1.818812)
+
+
 def test_megatron_deepspeeds_flops_have_recomputation_in_them() -> None:
     said = parse(logs.megatron(7, ms=1000.0, dialect="deepspeed", tflops=150.25))
     assert said is not None

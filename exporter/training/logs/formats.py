@@ -264,7 +264,7 @@ def _maxtext_step(step: int, rest: str) -> LogEvent | None:
 # and `load_checkpoint` in megatron/training/checkpointing.py, the arguments' table and "using world size" in
 # arguments.py, micro-batches in num_microbatches_calculator.py. Dialects: lines without and with "[date time.us]",
 # without and with "throughput per GPU" (--log-throughput, 2023) or Megatron-DeepSpeed's "TFLOPs" (recomputation
-# counted), "skipped samples" and energy between, "saved checkpoint at" (to 2024) and "from" iteration, asynchronous
+# counted), "(s)" for the time and "lm-loss" in forks, "skipped samples" and energy between, "saved checkpoint at" (to 2024) and "from" iteration, asynchronous
 # saves.
 #
 # The last rank prints steps, rank 0 everything else. The time per iteration excludes checkpoints and validations. Since
@@ -303,7 +303,7 @@ _MEGATRON_ARGUMENTS = {
     "bf16": "bf16",
 }
 _MEGATRON_DEGREES = {"tensor-model": "tensor", "pipeline-model": "pipeline", "context": "context", "data": "data"}
-_MEGATRON_LOSSES = ("lm loss", "loss", "lm_loss", "total loss")
+_MEGATRON_LOSSES = ("lm loss", "lm-loss", "loss", "lm_loss", "total loss")
 
 
 def read_megatron(text: str) -> LogEvent | None:
@@ -315,7 +315,9 @@ def read_megatron(text: str) -> LogEvent | None:
 
 def _megatron_step(step: int, rest: str) -> LogEvent | None:
     fields = dict(part.partition(":")[::2] for part in map(str.strip, rest.split("|")))
-    step_seconds = parse_amount(fields.get("elapsed time per iteration (ms)"))
+    milliseconds = parse_amount(fields.get("elapsed time per iteration (ms)"))
+    seconds = parse_amount(fields.get("elapsed time per iteration (s)"))
+    step_seconds = seconds if milliseconds is None else milliseconds / 1e3
     if not rest.endswith("|") or step_seconds is None:
         return None
     loss = next((fields[key] for key in _MEGATRON_LOSSES if key in fields), None)
@@ -323,7 +325,7 @@ def _megatron_step(step: int, rest: str) -> LogEvent | None:
     return LogEvent(
         "step",
         step=step,
-        step_seconds=step_seconds / 1e3,
+        step_seconds=step_seconds,
         flops=scaled(parse_amount(fields.get("throughput per GPU (TFLOP/s/GPU)")), 1e12),
         hardware_flops=scaled(parse_amount(fields.get("TFLOPs")), 1e12),
         tokens=parse_amount(fields.get("tokens per gpu per second (tgs)")),
