@@ -264,8 +264,8 @@ def _maxtext_step(step: int, rest: str) -> LogEvent | None:
 # and `load_checkpoint` in megatron/training/checkpointing.py, the arguments' table and "using world size" in
 # arguments.py, micro-batches in num_microbatches_calculator.py. Dialects: lines without and with "[date time.us]",
 # without and with "throughput per GPU" (--log-throughput, 2023) or Megatron-DeepSpeed's "TFLOPs" (recomputation
-# counted), "(s)" for the time and "lm-loss" in forks, "skipped samples" and energy between, "saved checkpoint at" (to 2024) and "from" iteration, asynchronous
-# saves.
+# counted), "(s)" for the time and "lm-loss" in forks, "skipped samples" and energy between, "saved checkpoint at" (to
+# 2024) and "from" iteration, asynchronous saves.
 #
 # The last rank prints steps, rank 0 everything else. The time per iteration excludes checkpoints and validations. Since
 # 2025 iteration 1 is printed too and is part of the first mean after it. Older versions do not print a loss that is not
