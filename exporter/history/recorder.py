@@ -360,6 +360,8 @@ class HistoryRecorder:
         if self._store is not None:
             log.error("history: %s was moved or replaced while it was open; it is opened again", self._path)
             self._store.close()
+            with self._lock:
+                self._coverage.mark_stale()  # a restart does not find it there
         self._store = store = open_or_replace(self._path, damaged=self._damaged)
         self._damaged = False
         self._queue_old_books(unclosed_books(store, self._tracker, self._host_time))

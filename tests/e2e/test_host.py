@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -26,9 +26,12 @@ def _group() -> Iterator[Path]:
     mount = next(mounts, None)
     if mount is None or os.geteuid() != 0 or not os.access(mount, os.W_OK):
         pytest.skip("needs control groups of its own: root, and cgroup v2 with PSI")
-    scope = mount / f"gpu-efficiency-test-{os.getpid()}_slurmstepd.scope"
+    slice_ = mount / "system.slice"
+    made = not slice_.exists()
+    scope = slice_ / f"gpu-efficiency-test-{os.getpid()}_slurmstepd.scope"
     job = scope / "job_4711"
     try:
+        slice_.mkdir(exist_ok=True)
         scope.mkdir()
         job.mkdir()
     except OSError as err:
@@ -36,6 +39,9 @@ def _group() -> Iterator[Path]:
     yield job
     job.rmdir()
     scope.rmdir()
+    if made:
+        with suppress(OSError):  # somebody else's groups may be there by now
+            slice_.rmdir()
 
 
 def test_a_job_whose_processes_wait_for_a_core_is_told_so(group: Path, tmp_path: Path) -> None:
