@@ -163,6 +163,11 @@ def test_every_runbook_shows_how_to_tune() -> None:
     assert {fence.runbook for fence in fences("toml")} == set(TEXTS)
 
 
+def test_a_change_of_exemptions_asks_for_no_restart() -> None:
+    """They are reloaded, and a restart would make each daemon prove its zombies anew."""
+    assert "then restart" not in " ".join(TEXTS["ExemptionExpired"].split())
+
+
 @each("command", sorted(set(commands())))
 def test_our_own_commands_are_what_the_program_takes(command: str) -> None:
     words = shlex.split(command)[1:]
