@@ -179,7 +179,7 @@ def test_the_usual_number_of_leaks_at_once_is_the_measured_one(stored: tuple[Pas
     of_jobs = past.ask("count(job_leak:gpu_efficiency_seconds:rate5m) / count(job:gpu_efficiency_info)", END)[0][1]
     of_nodes = past.ask("count(node_leak:gpu_efficiency_seconds:rate5m)", END)[0][1] / fleet.nodes
     assert (round(of_jobs, 1), round(of_nodes, 1)) == (3.7, 5.1)
-    assert USUAL_LEAKS - 1 < max(of_jobs, of_nodes) <= USUAL_LEAKS
+    assert round(max(of_jobs, of_nodes)) == USUAL_LEAKS
 
 
 # -- VictoriaMetrics --
