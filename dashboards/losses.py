@@ -23,7 +23,7 @@ from exporter.core.leaks import LEAKS, Leak
 
 SECONDS, COST = "class_leak:gpu_efficiency_seconds:rate5m", "class_leak:gpu_efficiency_cost:per_hour"
 SHARE, PRICE = "job_leak:gpu_efficiency_share:ratio_rate5m", "job:gpu_efficiency_price:per_hour"
-INFO, GPUS = "job:gpu_efficiency_info", "job:gpu_efficiency_gpus"
+INFO = "job:gpu_efficiency_info"
 LAYERS = "class_layer:gpu_efficiency_seconds:rate5m"
 _FLEET_COST = "cluster_leak:gpu_efficiency_cost:per_hour"
 _VOICES = {"reported": "class:gpu_efficiency_reported:gpus", "engine": "class:gpu_efficiency_engine:gpus"}

@@ -86,7 +86,6 @@ _SINCE = (
     f" or {at('job:gpu_efficiency_last_work:timestamp_seconds')})"
 )
 """Seconds for which a job has been spinning, or without work."""
-_PAGE = "docs/runbooks/JobDeadlocked.md"
 _WORST = f"topk(1, {_COST} unless on (cluster, job_id) {_EXEMPT})"
 _CULPRIT = at("job_rank:gpu_efficiency_hang_culprit")
 
@@ -95,8 +94,10 @@ def _with_runbook() -> str:
     """GPUs in trouble of the worst job, with its owner and the page that says what to do."""
     whose = f"{_TROUBLE} * on (cluster, job_id) group_left (name, user, team) {_INFO} and on (cluster, job_id) {_WORST}"
     hangs = f"({at(_STATE, _HUNG)} or {_SUSPECTED})"
-    hung = f'label_replace({whose} and on (cluster, job_id) {hangs}, "runbook", "{_PAGE}", "", "")'
-    at_rest = f'label_replace({whose}, "runbook", "docs/runbooks/GPUZombie.md", "", "")'
+    hung, at_rest = (
+        f'label_replace({which}, "runbook", "docs/runbooks/{alert}.md", "", "")'
+        for which, alert in ((f"{whose} and on (cluster, job_id) {hangs}", "JobDeadlocked"), (whose, "GPUZombie"))
+    )
     return f"{hung} or on (cluster, job_id) {at_rest}"
 
 

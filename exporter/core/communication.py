@@ -69,10 +69,10 @@ class ShortReading(Struct, array_like=True, frozen=True):
     sm: float
     engine: float
     communicates: bool
-    link: float = 0.0
-    """Share of its time that the link's traffic would take alone, 0-1."""
     follows: bool = False
     """The reading before it communicates."""
+    link: float = 0.0
+    """Share of its time that the link's traffic would take alone, 0-1. Last: checkpoints store fields by place."""
 
 
 class LevelTracker(Struct, eq=False):
@@ -266,7 +266,7 @@ def estimate_communication(
         return Estimate(slack, slack, slack)
     if ev.sm is None:
         return NOTHING
-    assumed = _assumed(ev, ev.sm, levels.dense and not launches, policy)
+    assumed = _assumed(ev, ev.sm, policy, dense=levels.dense and not launches)
     measured = _idle_sms(ev, ev.sm, levels.computing, levels.communicating) if levels.trust else assumed.high
     if timed is not None:
         value = min(timed, measured)
@@ -283,7 +283,7 @@ def _idle_sms(ev: Evidence, sm: float, computing: float, communicating: float) -
     return min(ev.slack / PPM, max(0.0, (computing * ev.engine - sm) / (computing - communicating)))
 
 
-def _assumed(ev: Evidence, sm: float, dense: bool, policy: Policy) -> Estimate:  # noqa: FBT001  one of two kinds
+def _assumed(ev: Evidence, sm: float, policy: Policy, *, dense: bool) -> Estimate:
     """The estimate with assumed levels: between what the link's rate needs and what idle SMs and other work allow.
 
     Traffic may overlap with computing, so that idle SMs limit also what it explains.

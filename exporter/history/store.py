@@ -332,7 +332,7 @@ class HistoryStore:
             stack.callback(self._db.close)
             self._age_checked: float | None = None
             """Time of the latest trim, `time.monotonic`."""
-            self._latest_row = self._find_latest_row()
+            self._latest_row = None if read_only else self._find_latest_row()
             self._identity, self._wal_identity = file_identity(path), None if read_only else file_identity(_wal(path))
             self._resources = stack.pop_all()
 

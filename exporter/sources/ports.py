@@ -2,9 +2,15 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 from exporter.sockets import listeners
 from exporter.sources.base import SourceError
+
+
+def is_chosen(config: Any, section: Any, key: str) -> bool:
+    """Whether the operator chose a source or its address: `key` of `section`, its settings, is not the default."""
+    return bool(config.source != "auto" or getattr(section, key) != getattr(type(section)(), key))
 
 
 def require_trusted_port(port: int, *, remedy: str, proc: Path = Path("/proc/self")) -> None:

@@ -30,15 +30,13 @@ from exporter.connections import Deadline, overdue, surplus
 from exporter.training.inbox import Inbox, unidentified_error
 from exporter.training.message import MOST_BYTES, ReportRefusedError
 from exporter.training.peer import Address, Peer, peer_of_connection, process_age
-from exporter.training.unix_socket import ReportListenError
+from exporter.training.unix_socket import AFTER_FAILURE_SECONDS, ReportListenError
 
 log = logging.getLogger(__name__)
 _CONNECTIONS = 256
 """Connections that are kept; each second those above are closed."""
 _BETWEEN_SWEEPS = 4
 """Times as many may be open until then: else silent connections of one user would have all honest ones refused."""
-_AFTER_FAILURE = 1.0
-"""Seconds before a failed server begins anew."""
 _IDLE_SECONDS = 75.0
 """Maximum time between two messages of a connection, and from its start to the first message."""
 _BODY_SECONDS = 5.0
@@ -113,7 +111,7 @@ class HttpListener:
 
     def _begin_anew(self) -> None:
         """Listen on the same port again, as soon as that is possible."""
-        while not self._closed.wait(_AFTER_FAILURE):
+        while not self._closed.wait(AFTER_FAILURE_SECONDS):
             with suppress(ReportListenError):
                 self._sock, self._server = _listen(self._address.host, self._address.port), self._new_server()
                 return

@@ -117,8 +117,8 @@ _SEND_BUFFER_BYTES = 4096
 """Send buffer of a connection: replies that the kernel keeps for a peer that does not read."""
 _PAUSE = 0.05
 """Seconds between two polls: with 512 ranks, a wake-up for each message would cost more than the messages."""
-_AFTER_FAILURE = 1.0
-"""Seconds before the thread begins anew, so that a failure that repeats costs little."""
+AFTER_FAILURE_SECONDS = 1.0
+"""Time before a listener that failed begins anew, so that a failure that repeats costs little."""
 _PACKETS_PER_ROUND = 64
 """Maximum packets of one connection per poll; each round reads one packet of every connection."""
 _ACCEPTS, _ACCEPTS_PER_SECOND, _ACCEPTS_BURST = 64, 500.0, 1024.0
@@ -159,9 +159,7 @@ class SocketListener:
         self._responses: deque[tuple[socket.socket, ReportRefusedError]] = deque()
         self._accepts = TokenBucket(_ACCEPTS_BURST, _ACCEPTS_PER_SECOND)
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._epoll = select.epoll()
-        for descriptor in (self._listener.fileno(), self._wake):
-            self._epoll.register(descriptor, select.EPOLLIN)
+        self._epoll = self._new_epoll()
         self._stopping = self._full = False
         self.failures = 0
         """Times that the thread failed, and began anew without its connections."""
@@ -195,7 +193,7 @@ class SocketListener:
                     log.exception("reports: the socket's thread failed and begins anew; please report this")
                     self.failures += 1
                     self._begin_anew()
-                    time.sleep(_AFTER_FAILURE)
+                    time.sleep(AFTER_FAILURE_SECONDS)
         finally:
             self._release()
 
@@ -215,9 +213,13 @@ class SocketListener:
         self._connections.clear()
         self._muted.clear()
         self._epoll.close()
-        self._epoll = select.epoll()
+        self._epoll = self._new_epoll()
+
+    def _new_epoll(self) -> select.epoll:
+        epoll = select.epoll()
         for descriptor in (self._listener.fileno(), self._wake):
-            self._epoll.register(descriptor, select.EPOLLIN)
+            epoll.register(descriptor, select.EPOLLIN)
+        return epoll
 
     def _serve_round(self, timeout: float) -> bool:
         """Read one packet of each ready connection; returns False if no event was pending."""

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from exporter.core.checkpoint import CheckpointError, CheckpointHeader, dump_ledger, load_ledger, read_header
+from exporter.core.communication import ShortReading
 from exporter.core.leaks import LEAK_NAMES
 from exporter.core.ledger import Ledger, conserved
 from exporter.core.model import PPM, SECOND, Fault, Observation, Owner, ServingReport, State, TrainingReport
@@ -124,6 +125,13 @@ def test_who_had_worked_by_an_older_version_s_word_does_not_begin_anew(written: 
     for timers in worked:
         timers.end_minute(ledger.criteria)
         assert "beginning" not in timers.signs
+
+
+def test_a_short_reading_that_an_older_version_left_pending_is_read() -> None:
+    older = [20 * SECOND, 100, 0.5, 0.9, True, True]
+    assert msgspec.convert(older, ShortReading) == ShortReading(
+        20 * SECOND, 100, 0.5, 0.9, communicates=True, follows=True
+    )
 
 
 def test_the_clock_of_a_gpu_at_work_is_kept() -> None:

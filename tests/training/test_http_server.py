@@ -203,7 +203,7 @@ def test_the_silent_are_hung_up_on_where_there_are_too_many(
 def test_a_server_that_fails_begins_anew(
     rig: ReceiverRig, monkeypatch: pytest.MonkeyPatch, caller: Callable[[ReceiverRig], Caller]
 ) -> None:
-    monkeypatch.setattr(module, "_AFTER_FAILURE", 0.01)
+    monkeypatch.setattr(module, "AFTER_FAILURE_SECONDS", 0.01)
     server = listener(rig)
 
     def fails(_: object) -> None:

@@ -247,7 +247,7 @@ def test_an_event_of_a_connection_that_was_closed_in_the_same_round_is_ignored(m
 def test_a_thread_that_fails_begins_anew_and_is_counted(
     open_rig: OpenRig, start_sender: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("exporter.training.unix_socket._AFTER_FAILURE", 0.01)
+    monkeypatch.setattr("exporter.training.unix_socket.AFTER_FAILURE_SECONDS", 0.01)
     rig = open_rig()
     assert isinstance(rig.receiver, ReportReceiver)
     (listener,) = (each for each in rig.receiver._listeners if isinstance(each, SocketListener))

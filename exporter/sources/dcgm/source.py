@@ -26,7 +26,7 @@ from exporter.sources.dcgm.boards import (
 from exporter.sources.dcgm.client import LOST_STATUSES, DcgmClient, DcgmRefusal, connect, load_bindings
 from exporter.sources.dcgm.intervals import MeasuredInterval
 from exporter.sources.dcgm_fields import health_of
-from exporter.sources.ports import require_trusted_port
+from exporter.sources.ports import is_chosen, require_trusted_port
 
 STEP_MS = 500
 """If the wall clock moves by more than this against the monotonic clock, it was stepped, not slewed by NTP."""
@@ -345,15 +345,13 @@ class DcgmSource:
                 unit.reset(since)
 
 
-_PORT = 5555
-"""Of the default address."""
-
-
 def open_dcgm(config: Any) -> DcgmSource:
     """Connect to the host engine configured in `config.dcgm`. Raises SourceError with what was tried and what to do."""
     section = config.dcgm
-    if config.source == "auto" and section.address == type(section)().address:
-        require_trusted_port(_PORT, remedy='if that is your host engine, set source = "dcgm"')
+    if not is_chosen(config, section, "address"):
+        require_trusted_port(
+            int(section.address.rpartition(":")[2]), remedy='if that is your host engine, set source = "dcgm"'
+        )
     bindings = load_bindings(section.bindings, section.library)
     handle = connect(bindings, section.address, timeout_seconds=section.connect_timeout_seconds)
     client = DcgmClient(bindings, handle, address=section.address)

@@ -31,7 +31,7 @@ from exporter.sources.dcgm_exporter.page import (
     whole_number,
 )
 from exporter.sources.dcgm_fields import health_of
-from exporter.sources.ports import require_trusted_port
+from exporter.sources.ports import is_chosen, require_trusted_port
 from exporter.specs import find_spec, unknown_model
 
 LIMIT_BYTES = 8 << 20
@@ -166,7 +166,6 @@ def _changed(before: dict[str, int], now: dict[str, int]) -> list[int]:
     return sorted({code for line, code in changed if line in before or code not in old})
 
 
-MAX_GAP_SECONDS = LONGEST_READING_SECONDS
 COLLECT_SECONDS = 30.0
 """dcgm-exporter's default `--collect-interval` (30000 ms)."""
 
@@ -208,7 +207,7 @@ class DcgmExporterSource:
         url: str,
         *,
         timeout_seconds: float = 5.0,
-        max_gap_seconds: float = MAX_GAP_SECONDS,
+        max_gap_seconds: float = LONGEST_READING_SECONDS,
         collect_interval_seconds: float = COLLECT_SECONDS,
         hostname: str = "",
         lookup: Callable[[str], Spec | None] = find_spec,
@@ -372,8 +371,9 @@ def page_fetcher(config: Any) -> PageFetcher:
     """Return what fetches the page of `config.dcgm_exporter`; the default address is believed only if it was chosen."""
     section = config.dcgm_exporter
     fetch = HttpPageFetcher(section.url, timeout_seconds=section.timeout_seconds)
-    is_chosen = config.source != "auto" or section.url != type(section)().url
-    return fetch if is_chosen else TrustedPageFetcher(fetch, httpx.URL(section.url).port or 80)
+    if is_chosen(config, section, "url"):
+        return fetch
+    return TrustedPageFetcher(fetch, httpx.URL(section.url).port or 80)
 
 
 def open_dcgm_exporter(config: Any) -> DcgmExporterSource:
