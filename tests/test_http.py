@@ -296,6 +296,16 @@ def test_without_a_live_sample_nothing_is_served_as_live(box: Box, why: str) -> 
         assert site.client.get("/healthz").text == "ok\n"
 
 
+def test_a_source_that_cannot_be_read_is_named_and_the_daemon_stays_ready() -> None:
+    """A pod that is not ready would not be scraped, and its unobserved time never be seen."""
+    snapshot = Box().snapshot
+    assert snapshot is not None
+    blind = replace(snapshot, meta=replace(snapshot.meta, last_error="dcgm: the engine went blind: restart it"))
+    with serving(Box(), latest=lambda: blind) as site:
+        answer = site.client.get("/readyz")
+        assert (answer.status_code, answer.text) == (200, "ok, but: dcgm: the engine went blind: restart it\n")
+
+
 def test_a_sample_is_live_up_to_its_allowed_age_and_again_when_a_new_one_comes() -> None:
     box = Box(age=10 * S)
     with serving(box) as site:

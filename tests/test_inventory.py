@@ -72,6 +72,14 @@ def test_a_gpu_that_does_not_tell_its_name_stands_for_one_that_is_gone() -> None
     assert inventory.update((A, B, C, D)) == (A, B, C, D)
 
 
+def test_gpus_without_a_name_end_nobodys_absence() -> None:
+    """A host engine that went blind lists all GPUs and names none: the file of the known ones must not be emptied."""
+    inventory = Inventory((A, B))
+    inventory.update((UNKNOWN, replace(UNKNOWN, uuid="unknown-4", condition="")))
+    inventory.update((replace(UNKNOWN, condition=""), replace(UNKNOWN, uuid="unknown-4", condition="")))
+    assert {board.uuid for board in inventory.boards()} == {A.uuid, B.uuid}
+
+
 def test_a_nameless_gpu_ends_when_its_name_is_told() -> None:
     inventory = Inventory()
     inventory.update((A, UNKNOWN))

@@ -14,7 +14,8 @@ import pynvml
 
 from exporter.core.model import MS, SECOND
 from exporter.sources.base import TelemetrySource
-from exporter.sources.dcgm.client import DcgmClient, connect, load_bindings
+from exporter.sources.dcgm.client import DcgmClient
+from exporter.sources.dcgm.connection import connect, load_bindings
 from exporter.sources.dcgm.source import DcgmSource
 from exporter.sources.nvml.source import open_nvml
 from tests.clocks import JumpClock

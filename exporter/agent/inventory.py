@@ -44,7 +44,7 @@ class Inventory:
         gone = [device for uuid, device in before.items() if uuid not in self._listed and not _has_no_uuid(device)]
         self._absent |= {device.uuid: replace(device, condition=MISSING) for device in gone}
         boards = [device for device in listed if not device.parent]
-        if sum(not board.condition for board in boards) >= max(1, self._most_boards):
+        if sum(not board.condition and not _has_no_uuid(board) for board in boards) >= max(1, self._most_boards):
             self._absent = {}
         self._most_boards = max(self._most_boards, len(boards))
         self._absent = {device.uuid: device for device in self._absent.values() if self._still_absent(device)}

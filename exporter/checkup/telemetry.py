@@ -35,7 +35,7 @@ from exporter.schedulers.base import Scheduler, SchedulerError, SchedulerState, 
 from exporter.schedulers.privacy import MaskedScheduler, UserMask, open_mask
 from exporter.schedulers.procfs import read_uuids
 from exporter.sources.base import ReadResult, SourceError, TelemetrySource, open_source
-from exporter.sources.dcgm.client import describe_dcgm, host_engine_version
+from exporter.sources.dcgm.connection import describe_dcgm, host_engine_version
 from exporter.sources.selector import SourceSelector, open_selector
 
 TELEMETRY = "telemetry"

@@ -105,6 +105,10 @@ class Evidence:
     """DRAM bytes per second, from activity and the board's peak."""
 
 
+UTILIZATION_LAG = 2_000 * MS
+"""The driver's utilization is a mean over up to a second, and read up to a second later."""
+
+
 def evaluate(
     reading: Reading,
     device: Device,
@@ -113,12 +117,14 @@ def evaluate(
     power_smoothed: bool = False,
     held_clock: float | None = None,
     tensor_job: bool = False,
+    driver_lags: bool = False,
 ) -> Evidence:
     """Validate one reading. Never raises on any float; `distrust` gives the reason a reading is unusable, as one word.
 
     `power_smoothed`: the board draws power while idle, so power draw is no evidence against a spin. `tensor_job`: the
     job is known to use the tensor cores, so that power without any tensor, DRAM, FP or integer activity is none either.
     `held_clock`: the last known clock over the reference clock, for a reading whose clock was read at rest.
+    `driver_lags`: the GPU worked until a moment ago, so that the driver's utilization may still be of that time.
     """
     ev = Evidence(reading, device, reading.distrust, device.condition)
     if ev.distrust:
@@ -133,7 +139,7 @@ def evaluate(
         ev.distrust = "no_engine_signal"
         return ev
     ev.sm, ev.tensor, ev.dram = valid.sm_active, valid.tensor_active, valid.dram_active
-    ev.distrust = _check_order(ev, policy)
+    ev.distrust = _check_order(ev, policy, driver_lags=driver_lags)
     if ev.distrust:
         return ev
     _links(ev, valid)
@@ -176,7 +182,7 @@ def _rejection(value: float, policy: Policy) -> str:
     return "above_one" if value < inf else "not_finite"
 
 
-def _check_order(ev: Evidence, policy: Policy) -> str:
+def _check_order(ev: Evidence, policy: Policy, *, driver_lags: bool) -> str:
     """Enforce tensor <= SM <= engine: clamp a small excess, drop a large one. Return why it is all unusable, or "".
 
     A profiler whose counters are all zero (after an Xid, or because another client took them) shows as an engine at
@@ -189,7 +195,8 @@ def _check_order(ev: Evidence, policy: Policy) -> str:
     if s is not None and t is not None and s > g + tolerance and t > g + tolerance:
         return "zero_filled"
     first = s if engine_counter is None else engine_counter
-    if first == 0.0 and not s and not t and (ev.utilization or 0.0) >= policy.zero_fill_utilization:
+    driver = 0.0 if driver_lags else ev.utilization or 0.0
+    if first == 0.0 and not s and not t and driver >= policy.zero_fill_utilization:
         return "zero_filled"
     if s == 0.0 and not t and engine_counter is not None and engine_counter >= policy.multiplexed_engine:
         return "multiplexed"

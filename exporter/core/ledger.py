@@ -285,6 +285,8 @@ class Gpu:
     """Their state while the GPU is hung."""
     held_clock: float | None = None
     """SM clock over the reference clock, when it was last read while the GPU worked."""
+    worked_at: int = NEVER
+    """End of the last reading in which its engine worked."""
     credits: dict[str, WorkloadCredit] = field(default_factory=dict)
     """Balances from its holders' reports, by job ID."""
 

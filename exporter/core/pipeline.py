@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from exporter.core.attribution import OwnedInterval, attribute, divide_proportionally, sm_use_by_holder
 from exporter.core.communication import UNKNOWN_LEVELS, SmLevels
-from exporter.core.evidence import NO_SPIN, SPIN, SPIN_IF_FLAT, Evidence, evaluate
+from exporter.core.evidence import NO_SPIN, SPIN, SPIN_IF_FLAT, UTILIZATION_LAG, Evidence, evaluate
 from exporter.core.findings import apply_finding
 from exporter.core.host import apply_hosts
 from exporter.core.leaks import MEMORY_BOUND_INDEX, REPORTING, LeakShares, Span, split_into_leaks
@@ -215,7 +215,10 @@ def _evaluate_reading(ledger: Ledger, gpu: Gpu, reading: Reading) -> Evidence:
         power_smoothed=board.power_smoothed,
         held_clock=gpu.held_clock,
         tensor_job=gpu.timers.tensor_work >= TENSOR_JOB,
+        driver_lags=reading.end - gpu.worked_at <= UTILIZATION_LAG,
     )
+    if not ev.distrust and ev.engine > 0.0:
+        gpu.worked_at = reading.end
     if ev.clock_known:
         gpu.held_clock = ev.clock
     for reason in ev.rejected:

@@ -110,8 +110,9 @@ STATIC = (
     field("mig", "DEV_MIG_MODE"),
     field("slices", "DEV_MIG_MAX_SLICES"),
 )
+UUID = STATIC[2]
 VISIBLE = field("visible", "DEV_CUDA_VISIBLE_DEVICES_STR CUDA_GPU_VISIBLE_DEVICES")
-"""CUDA's name of an entity; for a MIG device its UUID."""
+"""CUDA's name of an entity. For a MIG device: its UUID, or in DCGM 3.1 to 4.6 MIG-<board>/<instance>/<compute>."""
 
 _PLAIN: Mapping[str, Callable[[float], int]] = {
     "recovery_action": int,

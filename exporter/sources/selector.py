@@ -81,20 +81,33 @@ def _boards_with_tensor(result: ReadResult) -> set[str]:
 
 _T = TypeVar("_T")
 MAX_WAIT = 60 * SECOND
-SAME_SOURCE_TRIES = 3
-"""Attempts to reopen the source that failed, after 1, 2 and 4 s, before others are tried: time for a host engine to
-restart."""
+QUICK_TRIES = 30
+"""Attempts that are a second apart, before the wait doubles: a host engine that restarts is back within seconds."""
+SAME_SOURCE_TRIES = 7
+"""Attempts to reopen the source that failed, before others are tried."""
 JITTER = 0.2
 """Share by which a wait varies to either side: nodes that failed together must not retry together."""
 
 
 class RetryTimer(Backoff[int]):
-    """Decides when sources may be opened again: the wait doubles with each failure, up to MAX_WAIT."""
+    """Decides when sources may be opened again: after a second at first, then the wait doubles up to MAX_WAIT."""
 
     def __init__(self, chance: Callable[[], float]) -> None:
         """`chance` returns a random number in [0, 1)."""
         super().__init__(SECOND, MAX_WAIT)
         self._random, self._at, self._error = chance, NEVER, ""
+        self._quick = 0
+        """Failures since the last success whose wait was a second."""
+
+    @property
+    def tries(self) -> int:
+        """Failures since the last success."""
+        return self._quick + self.failures
+
+    def reset(self) -> None:
+        """Record a success."""
+        super().reset()
+        self._quick = 0
 
     def require_due(self, now: int) -> None:
         """Raise SourceError with the last error if it is too early for another try."""
@@ -103,7 +116,9 @@ class RetryTimer(Backoff[int]):
 
     def add_failure(self, error: SourceError, now: int) -> None:
         """Count a failure and set the time of the next try."""
-        self._at = now + min(MAX_WAIT, round(self.fail() * (1 - JITTER + 2 * JITTER * self._random())))
+        wait = SECOND if self._quick < QUICK_TRIES else self.fail()
+        self._quick = min(QUICK_TRIES, self._quick + 1)
+        self._at = now + min(MAX_WAIT, round(wait * (1 - JITTER + 2 * JITTER * self._random())))
         self._error = str(error)
 
 
@@ -246,7 +261,7 @@ class SourceSelector:
     def _start(self, now: int) -> ReadResult:
         self._retry.require_due(now)
         try:
-            if self._current is not None and 0 < self._retry.failures <= SAME_SOURCE_TRIES:
+            if self._current is not None and 0 < self._retry.tries <= SAME_SOURCE_TRIES:
                 result = self._reopen(self._current, now)
             else:
                 result = self._select(now)

@@ -236,9 +236,15 @@ class _Endpoints:
             return metrics_response(request, lambda openmetrics: render(saved, openmetrics=openmetrics))
 
     def ready(self) -> Response:
-        """Respond 200 if the newest sample is live, otherwise 503 with the reason."""
+        """Respond 200 if the newest sample is live, otherwise 503 with the reason.
+
+        A source that cannot be read is no reason: the daemon accounts for the time as unobserved, and a pod that is not
+        ready would not be scraped. It is named after the "ok".
+        """
         with self._turn:
-            return status_response(self._provider.poll().problem)
+            latest = self._provider.poll()
+            note = latest.snapshot.meta.last_error if latest.snapshot is not None else ""
+            return status_response(latest.problem, note=note)
 
     def node(self, request: Request) -> Response:
         """Return the node's time, energy and money by leak."""

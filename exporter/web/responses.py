@@ -91,9 +91,10 @@ def error_response(status: int, reason: str) -> Response:
     return make_response(encode_json(Problem(detail=reason)), JSON, status=status)
 
 
-def status_response(problem: str) -> Response:
-    """Respond 200 if there is no problem, otherwise 503 with the problem as plain text."""
-    return make_response(f"{problem or 'ok'}\n".encode(), PLAIN, status=503 if problem else 200)
+def status_response(problem: str, *, note: str = "") -> Response:
+    """Respond 200 if there is no problem, otherwise 503 with the problem as plain text; `note` follows an "ok"."""
+    body = problem or (f"ok, but: {note}" if note else "ok")
+    return make_response(f"{body}\n".encode(), PLAIN, status=503 if problem else 200)
 
 
 def metrics_response(request: Request, exposition: Callable[[bool], bytes]) -> Response:

@@ -1,14 +1,17 @@
 """Validation of a single reading: clamping, dropping, and splitting into pools."""
 
 import math
+from collections import Counter
 from typing import Any
 
 import pytest
 
-from exporter.core.evidence import NO_SPIN, SPIN, SPIN_IF_FLAT, Evidence, evaluate
-from exporter.core.model import PPM
+from exporter.core.evidence import NO_SPIN, SPIN, SPIN_IF_FLAT, UTILIZATION_LAG, Evidence, evaluate
+from exporter.core.ledger import Ledger
+from exporter.core.model import PPM, Reading
+from exporter.core.pipeline import advance
 from exporter.core.policy import Policy
-from tests.worlds import H100, RESTING, SPINNING, WORKING, device, reading
+from tests.worlds import H100, RESTING, SPINNING, WORKING, S, device, first, reading, seen
 
 POLICY = Policy()
 
@@ -95,6 +98,30 @@ def test_tensor_within_sm_within_engine(
 )
 def test_a_profiler_gone_to_zero_is_not_believed(signals: dict[str, Any]) -> None:
     assert evidence(WORKING, **signals).distrust == "zero_filled"
+
+
+def unobserved(*readings: Reading) -> Counter[str]:
+    """The unobserved nanoseconds of a free GPU with these readings, by reason."""
+    ledger = Ledger()
+    advance(ledger, first([device()]))
+    for each in readings:
+        advance(ledger, seen(each.end / S, each))
+    return ledger.gpus["GPU-0"].unobserved
+
+
+@pytest.mark.parametrize(("period", "every"), [(1.0, 3), (0.1, 4), (0.5, 4)])
+def test_an_idle_moment_is_idle_although_the_driver_still_says_busy(period: float, every: int) -> None:
+    """Its utilization is a mean over the last second, read up to a second later."""
+    lagging = RESTING | {"gpu_utilization": 0.9}
+    story = [reading(n * period, (n + 1) * period, lagging if n % every else WORKING) for n in range(40)]
+    assert not unobserved(*story)
+
+
+def test_counters_at_zero_beside_a_busy_driver_are_unseen_once_the_driver_cannot_lag_behind() -> None:
+    gone = RESTING | {"gpu_utilization": 0.9}
+    story = [reading(0, 1), *(reading(n, n + 1, gone) for n in range(1, 11))]
+    assert unobserved(*story) == {"zero_filled": 10 * S - UTILIZATION_LAG}
+    assert unobserved(reading(0, 1), reading(1, 31, gone)) == {"zero_filled": 30 * S}
 
 
 def test_zero_beside_a_driver_at_rest_is_just_zero() -> None:

@@ -4,7 +4,8 @@
  * (dcgm_agent.h, dcgm_structs.h) and the behaviour of NVIDIA's open source of it. It says so in its version text.
  * What its engine and GPUs do comes from world.h's script. Beside DCGM it exports, for tests:
  *
- *   unsigned long dcgmStubCount(const char *what)   groups, field_groups, watches, connections that there are
+ *   unsigned long dcgmStubCount(const char *what)   groups, field_groups, watches, connections that there are;
+ *                                                   requests for values, errors_logged (world.h)
  *   unsigned long dcgmStubCalls(const char *name)   how often a function was called
  */
 #include <stdio.h>
@@ -21,6 +22,8 @@ unsigned long dcgmStubCount(const char *what) {
     else if (!strcmp(what, "field_groups")) n = field_group_count();
     else if (!strcmp(what, "watches")) n = engine_watches();
     else if (!strcmp(what, "connections")) n = client_count();
+    else if (!strcmp(what, "requests")) n = requests;
+    else if (!strcmp(what, "errors_logged")) n = errors_logged;
     else die("nothing of that name is counted", what);
     unlock();
     return n;

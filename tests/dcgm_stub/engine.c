@@ -18,9 +18,10 @@ struct series {
 };
 static struct series *table[ENTITIES][MAX_FIELDS], *all[ENTITIES * MAX_FIELDS];
 static int series_count;
+unsigned long errors_logged;
 static bool started, paused;
 static unsigned incarnation;
-static uint64_t layout[MAX_GPUS], event[MAX_GPUS];
+static uint64_t layout[MAX_GPUS], events[MAX_GPUS][MAX_XIDS]; /* events: those of the script before */
 
 static struct series *series(int place, int field, bool make) {
     struct series **at = &table[place][field];
@@ -72,15 +73,23 @@ static bool measure(struct series *s, struct value *to) {
     int level = (int)entity_at(s->place).group, instance = instance_of(s->place);
     if (g->stuck || g->detached || unit_at(s->place)->status[s->field]) return false;
     if (!profiled(s->field)) return measure_gauge(s->place, s->field, to);
+    errors_logged += level > f->level || unit_at(s->place)->blank[s->field] == 1;
     if (level > f->level || (instance >= 0 && !g->instance[instance].computes)) return false;
     if (paused || world.paused) return blank_of(s->field, 1, to), s->base.known = false, rates_forget(s->place), true;
     if (f->kind != RATIO && f->kind != BYTES) return measure_gauge(s->place, s->field, to);
     return measure_rate(s->place, s->field, s->period, &s->base, to);
 }
 
+/* One field after the other is processed, each cycle somewhat faster or slower than the last. */
+static int64_t scattered(const struct series *s) {
+    uint64_t mixed = (uint64_t)s->cycle * 2654435761u ^ (uint64_t)(s->field + 1) * 40503u ^ (uint64_t)s->place * 97u;
+    return (int64_t)(mixed % (uint64_t)world.scatter_us);
+}
+
 /* The stamps of one cycle lie some microseconds apart, before its end; the first one is when the watch was made. */
 static void sample(struct series *s, int64_t at) {
     struct value value = {.at = s->cycle++ ? at - EARLY_US + s->field * 7 % EARLY_US : at};
+    if (world.scatter_us && s->cycle > 1) value.at += scattered(s);
     value.stored = value.at + lateness(s->field);
     if (exists(s->place) && measure(s, &value)) append(s, value);
 }
@@ -214,10 +223,15 @@ static void follow_layout(int gpu) {
 static void follow_event(int gpu) {
     const struct gpu *g = &world.gpu[gpu];
     struct series *s = field_at(230) < 0 ? NULL : table[gpu][field_at(230)];
-    uint64_t now = g->xid ? (uint64_t)g->xid << 32 | (unsigned)g->xid_sequence : 0;
-    if (now == event[gpu]) return;
-    event[gpu] = now;
-    if (now && s && s->watches) append(s, (struct value){world.now, world.now, {.i64 = g->xid}});
+    uint64_t now[MAX_XIDS] = {0};
+    for (int i = 0; i < g->xids; i++) {
+        bool known = false;
+        now[i] = (uint64_t)g->xid[i] << 32 | (unsigned)g->xid_sequence[i];
+        for (int k = 0; k < MAX_XIDS; k++) known = known || events[gpu][k] == now[i];
+        if (known || world.blind || !s || !s->watches) continue;
+        append(s, (struct value){world.now - (g->xids - 1 - i), world.now, {.i64 = g->xid[i]}});
+    }
+    memcpy(events[gpu], now, sizeof now);
 }
 
 static void follow_engine(void) {
@@ -274,6 +288,7 @@ status_t engine_latest(int place, int field, bool now, struct value *to) {
     struct series *s = table[place][field];
     if (exists(place) && unit_at(place)->status[field]) return unit_at(place)->status[field];
     if (now && !profiled(field)) return live(place, field, to);
+    errors_logged += profiled(field) && !engine_watched(place, field);
     for (int i = s ? s->first + s->count - 1 : -1; s && i >= s->first; i--)
         if (s->value[i].stored <= world.now) return *to = s->value[i], OK;
     return nothing(place, s);

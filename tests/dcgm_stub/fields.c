@@ -10,7 +10,7 @@
 const struct field FIELDS[] = {
     {50, 's', NAME, FE_GPU, 0, "", "name"},
     {52, 'i', INDEX, FE_GPU, 0, "", "nvml_index"},
-    {54, 's', UUID, FE_GPU, 0, "", "uuid"},
+    {54, 's', UUID, COMPUTE, 0, "", "uuid"},
     {57, 's', BUS, FE_GPU, 0, "", "pci_busid"},
     {58, 'i', PCI, FE_GPU, 0, "", "pci_combined_id"},
     {67, 'i', MIG, FE_GPU, 0, "", "mig_mode"},
@@ -130,6 +130,13 @@ int instance_of(int place) {
     for (unsigned i = 0; i < g->instances; left -= (int)g->instance[i++].computes)
         if (left < (int)g->instance[i].computes) return (int)i;
     return -1;
+}
+
+unsigned compute_of(int place) {
+    const struct gpu *g = &world.gpu[gpu_of(place)];
+    int left = within(place);
+    for (unsigned i = 0; i < g->instances && left >= (int)g->instance[i].computes; i++) left -= (int)g->instance[i].computes;
+    return (unsigned)left;
 }
 
 bool exists(int place) {

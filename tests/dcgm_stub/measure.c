@@ -34,18 +34,28 @@ void blank_of(int field, int kind, struct value *to) {
     else to->is.i64 = (kind > 4 ? 0x7ffffff0 : 0x7ffffffffffffff0) + offset;
 }
 
+/* The driver's own UUID of a board or of a MIG device. */
+static void say_uuid(int place, char *text, size_t room) {
+    struct entity e = entity_at(place);
+    if (e.group == FE_GPU) snprintf(text, room, "%s", world.gpu[gpu_of(place)].uuid);
+    else snprintf(text, room, "MIG-00000000-0000-0000-000%u-%012u", e.group == FE_GPU_I ? 4 : 5, e.id);
+}
+
+/* Not the driver's UUID: DCGM 3.1 to 4.6 make MIG-<board>/<instance>[/<compute instance>] of their own list. */
 static void say_visible(int place, char *text, size_t room) {
     const struct gpu *g = &world.gpu[gpu_of(place)];
-    struct entity e = entity_at(place);
-    if (e.group == FE_GPU) snprintf(text, room, "%s", g->uuid);
-    else snprintf(text, room, "MIG-00000000-0000-0000-000%u-%012u", e.group == FE_GPU_I ? 4 : 5, e.id);
+    int instance = instance_of(place);
+    if (instance < 0) snprintf(text, room, "%s", g->uuid);
+    else if (entity_at(place).group == FE_GPU_I)
+        snprintf(text, room, "MIG-%s/%u", g->uuid, g->instance[instance].nvml_id);
+    else snprintf(text, room, "MIG-%s/%u/%u", g->uuid, g->instance[instance].nvml_id, compute_of(place));
 }
 
 static const char *text_of(int place, const struct field *f) {
     const struct gpu *g = &world.gpu[gpu_of(place)];
     char text[MAX_NAME] = "";
     if (f->kind == NAME) snprintf(text, sizeof text, "%s", g->name);
-    else if (f->kind == UUID) snprintf(text, sizeof text, "%s", g->uuid);
+    else if (f->kind == UUID) say_uuid(place, text, sizeof text);
     else if (f->kind == BUS) snprintf(text, sizeof text, "00000000:%02X:00.0", 16 + gpu_of(place));
     else say_visible(place, text, sizeof text);
     return kept(text);
@@ -57,7 +67,7 @@ static int64_t integer_of(int place, int field) {
     const double *now = counters[place], *gauge = unit_at(place)->gauge;
     int rate = (int)f->param;
     switch (f->kind) {
-    case INDEX: return gpu_of(place);
+    case INDEX: return g->index < 0 ? gpu_of(place) : g->index;
     case PCI: return g->pci;
     case MIG: return g->mig;
     case CYCLES: return (int64_t)(now[rate] / 100 * CYCLES_A_SECOND);
@@ -74,7 +84,7 @@ bool measure_gauge(int place, int field, struct value *to) {
     const struct gpu *g = &world.gpu[gpu_of(place)];
     if (f->kind == XID) return false; /* an event has its own time: see events() in engine.c */
     int level = (int)entity_at(place).group, kind = unit_at(place)->blank[field];
-    if (g->lost) kind = 1;
+    if (g->lost || world.blind) kind = 1;
     if (!kind && level > f->level && f->kind != VISIBLE) kind = 3;
     if (kind) blank_of(field, kind, to);
     else if (f->type == 's') to->is.text = text_of(place, f);

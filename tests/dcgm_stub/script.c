@@ -40,7 +40,7 @@ static void reset_gpu(int i) {
     reset_unit(&g->unit);
     snprintf(g->name, sizeof g->name, "NVIDIA H100 80GB HBM3");
     snprintf(g->uuid, sizeof g->uuid, "GPU-00000000-0000-0000-0000-%012d", i);
-    g->pci = 0x233010DE, g->links = 18, g->gpm = true;
+    g->pci = 0x233010DE, g->links = 18, g->gpm = true, g->index = -1;
 }
 
 /* Values as by default; the clock goes on. */
@@ -126,7 +126,12 @@ static bool set_state(struct gpu *g, const char *key, const char *one, const cha
     if (!strcmp(key, "c2c")) return g->c2c = atoi(one), true;
     if (!strcmp(key, "profiling")) return g->profiling = atoi(one), true;
     if (!strcmp(key, "energy")) return g->energy = atof(one), g->set_energy = true;
-    if (!strcmp(key, "xid")) return g->xid = atoi(one), g->xid_sequence = atoi(two), true;
+    if (!strcmp(key, "index")) return g->index = atoi(one), true;
+    if (!strcmp(key, "xid")) {
+        if (g->xids == MAX_XIDS) die("too many error events of one GPU in the script", one);
+        g->xid[g->xids] = atoi(one), g->xid_sequence[g->xids++] = atoi(two);
+        return true;
+    }
     return false;
 }
 
@@ -158,7 +163,8 @@ static void set_engine(const char *state, const char *number) {
     if (!strcmp(state, "up")) world.incarnation = (unsigned)atoi(number);
     else if (!strcmp(state, "down")) world.down = true;
     else if (!strcmp(state, "hung")) world.hung = true, world.hung_ms = *number ? atol(number) : 60000;
-    else die("an engine is up, down or hung, not", state);
+    else if (!strcmp(state, "blind")) world.blind = true;
+    else die("an engine is up, down, blind or hung, not", state);
 }
 
 static bool obey_engine(const char *word, const char *one, const char *two) {
@@ -168,6 +174,7 @@ static bool obey_engine(const char *word, const char *one, const char *two) {
     else if (!strcmp(word, "profiling")) world.profiling = atoi(one);
     else if (!strcmp(word, "paused")) world.paused = atoi(one);
     else if (!strcmp(word, "jitter")) world.jitter_us = atol(one);
+    else if (!strcmp(word, "scatter")) world.scatter_us = atol(one);
     else if (!strcmp(word, "knows")) world.lacking[any_field(one)] = false;
     else if (!strcmp(word, "lacks")) world.lacking[any_field(one)] = true;
     else if (!strcmp(word, "listen") && world.listens < MAX_LISTENS)

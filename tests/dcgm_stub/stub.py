@@ -88,7 +88,10 @@ class Stub:
         return int(self._library.dcgmStubCalls(name.encode()))
 
     def count(self, what: str) -> int:
-        """How many groups, field_groups, watches or connections there are on the engine; its own do not count."""
+        """How many groups, field_groups, watches or connections there are on the engine; its own do not count.
+
+        Or how many `requests` for values it had, and how many `errors_logged` in its own log; see `world.h`.
+        """
         return int(self._library.dcgmStubCount(what.encode()))
 
     def close(self) -> None:

@@ -16,6 +16,8 @@
  *   engine up [N]           N is the engine's incarnation: another number is a restart. Handles of the former one stay
  *                           dead, its watches, groups and values are gone
  *   engine down             nobody answers; as a restart for those connected
+ *   engine blind            a fatal Xid made it stop all driver calls: every field of every GPU is blank, and no Xid is
+ *                           told, until it is another incarnation
  *   engine hung [MS]        it accepts connections and answers nothing, until the script says otherwise or MS real
  *                           milliseconds (default 60000) have passed; a request then times out
  *   drop N                  the first N connections ever made are broken; the engine lives
@@ -27,6 +29,7 @@
  *   watcher FIELD MS        another client watches that field on everything with this period
  *   late FIELD MS           values of that field are stored so long after their stamp
  *   jitter US               every other cycle comes so much late
+ *   scatter US              the stamps of one cycle lie up to so far apart, later than the cycle's end
  *   gpu N|* KEY VALUE       a value of one GPU or of all, see below
  *   gpu N|* field ID VALUE  likewise by field number
  *   gpu N|* blank ID KIND   the field says it has no value: blank, not_found, not_supported, not_permissioned, each
@@ -40,7 +43,8 @@
  *   gpu N|* stuck           nothing of it is sampled any more
  *   gpu N|* gpm 0           a board before Hopper: three passes for the profiling fields of major group 1
  *   gpu N|* group MAJOR MINOR FIELD...  a metric group instead of the default ones
- *   gpu N|* xid CODE [SEQ]  an error event; another code or SEQ is a new one
+ *   gpu N|* xid CODE [SEQ]  an error event; another code or SEQ is a new one, and several lines are several events
+ *   gpu N|* index K         its index in NVML, if it is not its number here
  *   gpu N|* energy MJ       sets the energy counter (a driver reload resets it)
  *   gpu N|* mig [PROFILE...]    MIG mode with these instances, as 1g.10gb or 3g.40gb/2 (two compute instances; /0 none)
  *   gpu N|* instance K KEY VALUE    a value of the Kth instance; instances are as busy as their board otherwise
@@ -67,7 +71,7 @@
 #include "vendor.h"
 
 enum {
-    MAX_GPUS = 16, MAX_FIELDS = 120, MAX_RULES = 64, MAX_LISTENS = 8, MAX_NAME = 96,
+    MAX_XIDS = 8, MAX_GPUS = 16, MAX_FIELDS = 120, MAX_RULES = 64, MAX_LISTENS = 8, MAX_NAME = 96,
     ENTITIES = MAX_GPUS * (1 + 2 * INSTANCES_PER_GPU)
 };
 
@@ -105,7 +109,7 @@ struct gpu {
     struct metric_group group[MAX_METRIC_GROUPS];
     char name[MAX_NAME], uuid[MAX_NAME];
     unsigned pci, links, instances, groups;
-    int profiling, xid, xid_sequence;
+    int profiling, index, xids, xid[MAX_XIDS], xid_sequence[MAX_XIDS];
     bool gpm, c2c, mig, lost, detached, unsupported, gone, stuck, set_energy;
     double energy;
 };
@@ -121,9 +125,9 @@ struct world {
     char listen[MAX_LISTENS][MAX_NAME], version[MAX_NAME];
     unsigned errors, sleeps, watchers, lates, listens, count, incarnation;
     int profiling, embedded;
-    long hung_ms, jitter_us;
+    long hung_ms, jitter_us, scatter_us;
     uint64_t drop;
-    bool lacking[MAX_FIELDS], down, hung, paused, own_clock;
+    bool lacking[MAX_FIELDS], down, hung, blind, paused, own_clock;
     int64_t now; /* microseconds since 1970 */
 };
 extern struct world world;
@@ -145,6 +149,7 @@ struct entity entity_at(int place);
 int gpu_of(int place);
 int gpu_status(unsigned gpu);
 int instance_of(int place); /* of a GPU or compute instance; -1 */
+unsigned compute_of(int place); /* of a compute instance: its number within its GPU instance */
 struct unit *unit_at(int place);
 bool exists(int place);
 void engine_wipe(void);
@@ -159,6 +164,11 @@ status_t engine_since(int place, int field, int64_t since, struct value **to, in
 status_t engine_latest(int place, int field, bool live, struct value *to);
 bool profiled(int field); /* it is one of the profiling fields */
 bool engine_watched(int place, int field);
+/* Lines of its own log in which the engine complains of a profiling field: one a sample that the driver does not have,
+ * and one a question for a field that nobody watches. */
+extern unsigned long errors_logged;
+/* Messages to the engine that ask for values: the latest of many are one, those since a time one a field and entity. */
+extern unsigned long requests;
 
 /* passes.c: which profiling fields can be read together. */
 unsigned metric_groups(unsigned gpu, struct metric_group *to);

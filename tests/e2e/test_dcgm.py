@@ -305,7 +305,7 @@ def test_refused_counters_are_told_with_what_to_do_and_a_new_layout_is_seen_whil
     for other in ("4", "6"):
         assert unseen(page)[other] == unseen(whole)[other] == unseen(first)[other]
     now = engine.counts(served)
-    assert (now["connections"], now["groups"]) == (1, 7)
+    assert (now["connections"], now["groups"]) == (1, 8)  # seven boards, and the instances of one
 
 
 def test_another_clients_pause_is_blank_and_ours_is_paused_and_taken_back(

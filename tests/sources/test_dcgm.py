@@ -7,101 +7,24 @@ from pathlib import Path
 import pytest
 
 from exporter.core.ledger import Ledger
-from exporter.core.model import MS, PPM, SECOND, Observation, Reading, State
+from exporter.core.model import MS, PPM, SECOND, Observation, State
 from exporter.core.pipeline import advance
-from exporter.sources.base import ReadResult, SourceError
-from exporter.sources.dcgm.client import Bindings, DcgmClient, connect, load_bindings
-from exporter.sources.dcgm.source import DcgmSource
-from tests.clocks import JumpClock
-from tests.dcgm_stub.bindings import missing, unpack
-from tests.dcgm_stub.stub import Stub, stand_in
-from tests.shared_library import compiler
+from exporter.sources.base import SourceError
 from tests.sources.conformance import LAWS, START, Law
+from tests.sources.dcgm_rig import DcgmRig, gpu_of, kinds, rigged, unpacked
 
-ADDRESS = "unix:/tests/engine"
-WALL = 1_700_000_000 * SECOND
-"""Of the clock's beginning."""
 GONE, LOST, NOT_LOADED, REFUSED, TAKEN, NOT_SUPPORTED = -21, -18, -33, -17, -37, -36
-
-
-class DcgmRig:
-    """A source over the stand-in, with the clocks of both."""
-
-    lag = SECOND + 200 * MS
-    source: DcgmSource
-
-    def __init__(self, stub: Stub, bindings: Bindings) -> None:
-        self.stub, self.bindings = stub, bindings
-        self.clock = JumpClock(START - 10 * SECOND, wall=WALL)
-        self.say(f"listen {ADDRESS.removeprefix('unix:')}")
-        self.run(START - 10 * SECOND)
-
-    def say(self, *lines: str) -> None:
-        self.stub.say(*lines)
-
-    def unsay(self, *lines: str) -> None:
-        self.stub.unsay(*lines)
-
-    def run(self, until: int) -> None:
-        """Advance both clocks to that time."""
-        self.clock._now = until
-        self.stub.run(self.clock.wall() // 1000)
-
-    def open(self, *, period: float = 1.0, at: int = START - 5 * SECOND) -> DcgmSource:
-        self.run(at)
-        handle = connect(self.bindings, ADDRESS, timeout_seconds=1.0)
-        self.source = DcgmSource(
-            DcgmClient(self.bindings, handle, address=ADDRESS), period_seconds=period, clock=self.clock
-        )
-        return self.source
-
-    def read(self, second: float) -> ReadResult:
-        now = START + round(second * 1000) * MS
-        self.run(now)
-        return self.source.read(now)
-
-    def readings(self, *seconds: float, gpu: int = 0) -> list[Reading]:
-        """Return all readings of one GPU from reads at these seconds."""
-        return [reading for second in seconds for reading in self.read(second).readings if _gpu(reading.uuid) == gpu]
-
-    # -- what the conformance suite does to it --
-
-    def fail(self, uuid: str) -> None:
-        self.say(f"gpu {_gpu(uuid)} lost")
-
-    def mend(self, uuid: str) -> None:
-        self.unsay(f"gpu {_gpu(uuid)} lost")
-
-    def hide(self, uuid: str) -> str:
-        self.say(f"gpu {_gpu(uuid)} blank 155 blank")
-        return "power_watts"
-
-
-def _gpu(uuid: str) -> int:
-    return int(uuid.rsplit("-", 1)[1])
-
-
-def kinds(batch: ReadResult) -> set[str]:
-    return {fault.kind for fault in batch.faults}
 
 
 @pytest.fixture(scope="session")
 def bindings(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if compiler() is None:
-        pytest.skip("needs a C compiler to build the stand-in DCGM")
-    if reason := missing():
-        pytest.skip(reason)
-    return unpack(tmp_path_factory.mktemp("bindings"))
+    return unpacked(tmp_path_factory.mktemp("bindings"))
 
 
 @pytest.fixture
 def closed(bindings: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DcgmRig]:
-    """A rig without a connection."""
-    with stand_in(tmp_path, monkeypatch, bindings) as stub:
-        rig = DcgmRig(stub, load_bindings(str(bindings), str(stub.folder)))
+    with rigged(bindings, tmp_path, monkeypatch) as rig:
         yield rig
-        if hasattr(rig, "source"):
-            rig.source.close()
 
 
 @pytest.fixture
@@ -190,8 +113,8 @@ def test_values_that_stop_coming_are_told_and_never_repeated(rig: DcgmRig) -> No
     rig.readings(3)
     assert rig.readings(4, 5) == []
     batch = rig.read(12)
-    assert {(fault.kind, _gpu(fault.uuid)) for fault in batch.faults} == {("stale", 0)}
-    assert {_gpu(reading.uuid) for reading in batch.readings} == {1}
+    assert {(fault.kind, gpu_of(fault.uuid)) for fault in batch.faults} == {("stale", 0)}
+    assert {gpu_of(reading.uuid) for reading in batch.readings} == {1}
 
 
 @pytest.mark.parametrize(
@@ -207,12 +130,12 @@ def test_values_that_stop_coming_are_told_and_never_repeated(rig: DcgmRig) -> No
 def test_a_refusal_costs_only_the_board_it_hits_and_says_what_to_do(closed: DcgmRig, code: int, words: str) -> None:
     closed.say(f"gpu 0 profiling {code}")
     closed.open()
-    readings = {_gpu(reading.uuid): reading for second in range(4) for reading in closed.read(second).readings}
+    readings = {gpu_of(reading.uuid): reading for second in range(4) for reading in closed.read(second).readings}
     assert readings[0].gr_engine_active is None
     assert readings[0].gpu_utilization is not None
     assert readings[1].tensor_active is not None
     (fault,) = closed.read(4).faults
-    assert (fault.kind, _gpu(fault.uuid)) == ("profiling_refused", 0)
+    assert (fault.kind, gpu_of(fault.uuid)) == ("profiling_refused", 0)
     assert words in fault.message
 
 
@@ -253,7 +176,7 @@ def test_a_chip_to_chip_link_has_rates_where_bindings_engine_and_board_have_it(
     closed.open()
     batch = [closed.read(second) for second in range(5)][-1]
     rates = {
-        _gpu(reading.uuid): (reading.c2c_tx_bytes_per_second, reading.c2c_rx_bytes_per_second)
+        gpu_of(reading.uuid): (reading.c2c_tx_bytes_per_second, reading.c2c_rx_bytes_per_second)
         for reading in batch.readings
     }
     assert rates == {0: (pytest.approx(500 * 2**20), pytest.approx(20 * 2**20)), 1: (None, None)}
@@ -307,7 +230,7 @@ def test_many_layouts_leak_no_group(rig: DcgmRig) -> None:
     for turn in range(100):
         rig.say(f"gpu 1 mig {'1g.10gb' if turn % 2 else '3g.40gb'}")
         rig.read(20 + 11 * turn)
-    assert rig.stub.count("groups") == before
+    assert rig.stub.count("groups") == before + 1  # of the instances
 
 
 def test_a_lost_gpu_is_lost_and_the_others_go_on(rig: DcgmRig) -> None:
@@ -315,7 +238,7 @@ def test_a_lost_gpu_is_lost_and_the_others_go_on(rig: DcgmRig) -> None:
     rig.say("gpu 0 lost")
     for second in (3, 4, 5):
         batch = rig.read(second)
-        assert {_gpu(reading.uuid) for reading in batch.readings} == {1}
+        assert {gpu_of(reading.uuid) for reading in batch.readings} == {1}
     assert [device.condition for device in batch.devices] == ["lost", ""]
     assert kinds(batch) == {"gpu_lost"}
 
@@ -350,7 +273,7 @@ def test_a_wall_clock_that_is_set_costs_its_moment_and_is_told(rig: DcgmRig) -> 
 # -- MIG --
 
 
-def test_instances_and_what_is_left_make_one_gpu(closed: DcgmRig) -> None:
+def test_instances_and_what_is_left_make_onegpu_of(closed: DcgmRig) -> None:
     closed.say("gpu 0 mig 3g.40gb 2g.20gb")
     closed.open()
     devices = closed.read(0).devices
@@ -405,7 +328,7 @@ def test_an_xid_is_told_once_and_an_old_one_never(closed: DcgmRig) -> None:
     told = [health.xids for second in range(3) for health in closed.read(second).health]
     assert not any(told)
     closed.say("gpu 0 xid 79 2")
-    heard = [(_gpu(health.uuid), health.xids) for second in (3, 4, 5) for health in closed.read(second).health]
+    heard = [(gpu_of(health.uuid), health.xids) for second in (3, 4, 5) for health in closed.read(second).health]
     assert heard == [(0, (79,))]
 
 
@@ -414,7 +337,7 @@ def test_health_is_read_every_ten_seconds(rig: DcgmRig) -> None:
     rig.say("gpu 0 slowdown 90", "gpu 0 temp 78")
     given = [len(rig.read(second).health) for second in range(25)]
     assert given.count(2) == 3
-    found = {_gpu(health.uuid): health for second in range(25, 40) for health in rig.read(second).health}
+    found = {gpu_of(health.uuid): health for second in range(25, 40) for health in rig.read(second).health}
     health = found[0]
     assert (health.ecc_uncorrected, health.row_remap_pending, health.nvlink_errors) == (2, True, 5)
     assert (health.temperature_margin_celsius, health.memory_temperature_celsius) == (12, 70)
@@ -429,7 +352,7 @@ def test_a_wanted_recovery_is_the_boards_condition_while_it_lasts(
     closed.open()
     *_, batch = [closed.read(second) for second in range(22)]
     assert [device.condition for device in batch.devices] == ["recovery", ""]
-    assert {_gpu(reading.uuid) for reading in batch.readings} == {0, 1}
+    assert {gpu_of(reading.uuid) for reading in batch.readings} == {0, 1}
     closed.say("gpu 0 recovery 0")
     *_, batch = [closed.read(second) for second in range(22, 44)]
     assert [device.condition for device in batch.devices] == ["", ""]

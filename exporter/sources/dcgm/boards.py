@@ -11,18 +11,8 @@ from exporter.core.model import NEVER, PPM, Device, Fault, Spec
 from exporter.sources.base import NO_ACTIVITY, NVLINK_SIGNALS, instance_device, mig_weights
 from exporter.sources.cycles import CycleCounters
 from exporter.sources.dcgm.client import DcgmClient, DcgmRefusal, DcgmSample, EntityId, GpuInstance
-from exporter.sources.dcgm.intervals import MeasuredInterval, SampleSeries
-from exporter.sources.dcgm_fields import (
-    CYCLES,
-    GAUGES,
-    HEALTH,
-    INSTANCE,
-    RATES,
-    RATIOS,
-    STATIC,
-    VISIBLE,
-    Field,
-)
+from exporter.sources.dcgm.intervals import Cadence, MeasuredInterval, SampleSeries
+from exporter.sources.dcgm_fields import RATES, STATIC, UUID, VISIBLE, Field
 from exporter.specs import find_spec, mig_instance_spec, unknown_model
 
 UnitSpan = tuple[int, int, MeasuredInterval | None]
@@ -62,6 +52,11 @@ class DcgmUnit:
     def has_no_values(self) -> bool:
         """True if none of its fields has a numeric value."""
         return not any(isinstance(sample.value, (int, float)) for sample in self.latest.values())
+
+    @property
+    def has_activity(self) -> bool:
+        """True if one of its profiling fields has a numeric value."""
+        return self.series is not None and any(self.number(field) is not None for field in self.series.fields)
 
     @property
     def profiled(self) -> bool:
@@ -117,11 +112,29 @@ class DcgmInventory(Struct):
     static: dict[int, dict[str, Any]]
     instances: dict[int, list[GpuInstance]]
 
+    def remember(self, board: "DcgmBoard") -> None:
+        """Fill in what cannot be read of a GPU now and was read before, if it is still the same one."""
+        known, facts = board.whole.device, self.static[board.gpu]
+        if facts.get("uuid") in (None, known.uuid) and not board.has_placeholder:
+            before = {"uuid": known.uuid, "model": known.model, "index": known.index}
+            self.static[board.gpu] = before | facts
+
     def layout(self, gpu: int) -> tuple[Any, ...] | None:
-        """Return what must not change for the watches of a board to stay valid; None: unknown."""
-        mig = self.static[gpu].get("mig")
+        """Return what must not change for the watches of a board to stay valid; None: unknown.
+
+        A GPU that is unbound and bound again renumbers all of them, and another one may take its number.
+        """
+        facts = self.static[gpu]
+        identity = facts.get("mig"), facts.get("uuid"), facts.get("index")
         instances = ((i.entity, i.instance_id, i.slices) for i in self.instances.get(gpu, ()))
-        return None if mig is None else (mig, *instances)
+        return None if None in identity else (*identity, *instances)
+
+
+_PLACEHOLDER = "unknown-"
+"""Prefix of the UUID of a GPU that DCGM lists without one."""
+_TWICE_REPORTED = (79, 119, 120)
+"""Xids that the engine takes from the driver's events and from the kernel's log."""
+_SAME_EVENT_US = 5_000_000
 
 
 class DcgmBoard:
@@ -129,15 +142,29 @@ class DcgmBoard:
 
     def __init__(self, gpu: int, layout: tuple[Any, ...] | None, units: list[DcgmUnit], faults: list[Fault]) -> None:
         self.gpu, self.layout, self.units, self.faults = gpu, layout, units, faults
-        self.group: Any = None
-        self.watched: list[Any] = []
+        self.whole_group: Any = None
+        """The engine's group of the board alone; None: it could not be watched."""
+        self.parts_group: Any = None
+        """The engine's group of its instances; None: it has none."""
+        self.watched: list[tuple[Any, Any]] = []
+        """(group, field group) of each watch."""
+        self.profiled: set[int] = set()
+        """The profiling fields that are watched."""
         self.ratios: Any = None
+        """The field group of those whose values are joined into intervals."""
+        self.cadence: Cadence | None = None
+        self.blank_since: dict[int, int] = {}
+        self.given_up: dict[int, int] = {}
+        """Profiling fields that this board's driver does not have, and when that was found: monotonic nanoseconds."""
+        self.silent_since: int | None = None
+        """Since when no value that sets the pace has come, monotonic nanoseconds; None: they come."""
         self.refused = ""
         """Why there is no profiling, as a message; empty if there is."""
         self.permanently_refused = False
         """True if retrying cannot help."""
         self.recovery_action = 0
         self._xid_stamp: int | None = None
+        self._kernel_xids: dict[int, int] = {}
 
     @property
     def whole(self) -> DcgmUnit:
@@ -150,6 +177,36 @@ class DcgmBoard:
         return len(self.units) > 1 or self.whole.device.weight != PPM
 
     @property
+    def has_placeholder(self) -> bool:
+        """True if the GPU's UUID could not be read."""
+        return self.whole.device.uuid.startswith(_PLACEHOLDER)
+
+    @property
+    def has_no_values(self) -> bool:
+        """True if neither the board nor any instance has a numeric value."""
+        return all(unit.has_no_values for unit in self.units)
+
+    def note_silence(self, now: int) -> None:
+        """Note whether what is measured has a value, at `now` in monotonic nanoseconds."""
+        units = [unit for unit in self.measured_units if unit.profiled]
+        heard = any(unit.has_activity for unit in units) if units else not self.has_no_values
+        self.silent_since = None if heard else now if self.silent_since is None else self.silent_since
+
+    def is_silent(self, now: int, limit: int) -> bool:
+        """Return whether there has been no value for at least `limit` nanoseconds."""
+        return self.silent_since is not None and now - self.silent_since >= limit
+
+    @property
+    def measured_units(self) -> list[DcgmUnit]:
+        """The units whose activity is measured: the instances, or the board if it has none."""
+        return self.units[1:] if self.partitioned else self.units
+
+    @property
+    def measured_group(self) -> Any:
+        """The engine's group of the measured units."""
+        return self.parts_group if self.partitioned else self.whole_group
+
+    @property
     def condition(self) -> str:
         """Condition of the board, and thereby of its instances."""
         return self.whole.device.condition
@@ -159,18 +216,37 @@ class DcgmBoard:
         for unit in self.units:
             unit.device = replace(unit.device, condition=condition)
 
-    def new_xids(self, field: int) -> tuple[int, ...]:
-        """Return the Xid since the last call, if any: `field` keeps the last one for ever, with its time."""
+    def new_xids(self, field: int, since: Callable[["DcgmBoard", int], Iterable[DcgmSample]]) -> tuple[int, ...]:
+        """Return the Xids since the last call: the latest value of `field` keeps the last one for ever, with its time.
+
+        `since` returns all of them from a time stamp on. An Xid that both NVML and the kernel's log report counts once.
+        """
         sample = self.whole.latest.get(field)
         if sample is None or not isinstance(sample.value, int) or sample.value <= 0:
             self._xid_stamp = self._xid_stamp or 0
             return ()
         before, self._xid_stamp = self._xid_stamp, sample.stamp
-        return (sample.value,) if before is not None and sample.stamp > before else ()
+        if before is None or sample.stamp <= before:
+            return ()
+        events = [event for event in since(self, before + 1) if event.stamp > before] or [sample]
+        self._xid_stamp = max(event.stamp for event in events)
+        return tuple(
+            event.value
+            for event in events
+            if isinstance(event.value, int) and event.value > 0 and not self._is_repeated(event.value, event.stamp)
+        )
+
+    def _is_repeated(self, xid: int, stamp: int) -> bool:
+        if xid not in _TWICE_REPORTED:
+            return False
+        before = self._kernel_xids.get(xid)
+        self._kernel_xids[xid] = stamp
+        return before is not None and stamp - before < _SAME_EVENT_US
 
     def carry_over(self, previous: "DcgmBoard") -> None:
         """Copy from `previous` the state that does not depend on the MIG layout."""
-        self._xid_stamp, self.recovery_action = previous._xid_stamp, previous.recovery_action  # noqa: SLF001
+        self._xid_stamp, self._kernel_xids = previous._xid_stamp, previous._kernel_xids  # noqa: SLF001
+        self.recovery_action, self.given_up = previous.recovery_action, previous.given_up
 
 
 def read_inventory(client: DcgmClient) -> DcgmInventory:
@@ -190,11 +266,14 @@ def read_inventory(client: DcgmClient) -> DcgmInventory:
 
 
 def make_board(client: DcgmClient, gpu: int, inventory: DcgmInventory, *, overrides: Mapping[str, Spec]) -> DcgmBoard:
-    """Make a board with its device and those of its instances, with their weights."""
+    """Make a board with its device and those of its instances, with their weights.
+
+    A GPU whose identity cannot be read has a placeholder as its UUID.
+    """
     facts = inventory.static[gpu]
     model, pci = str(facts.get("model", "")), facts.get("pci")
     spec = find_spec(model, f"{pci:08x}" if isinstance(pci, int) else None, overrides=overrides)
-    uuid = str(facts.get("uuid") or f"unknown-{gpu}")
+    uuid = str(facts.get("uuid") or f"{_PLACEHOLDER}{gpu}")
     whole = Device(
         uuid=uuid,
         index=str(facts.get("index", gpu)),
@@ -241,9 +320,17 @@ def _profile(client: DcgmClient, instance: GpuInstance) -> str:
 
 
 def _mig_uuid(client: DcgmClient, whole: Device, instance: GpuInstance) -> str:
-    """Return the MIG device's own UUID if the instance is a single device; else the board's UUID / instance id."""
-    name = _static_text(client, instance.compute_instances[0], VISIBLE) if len(instance.compute_instances) == 1 else ""
-    return name if name.startswith("MIG-") else f"{whole.uuid}/{instance.instance_id}"
+    """Return the MIG device's own UUID if the instance is a single device; else the board's UUID / instance id.
+
+    The UUID of its compute instance is the driver's. Engines that give none may have it as CUDA's name, in place of
+    which DCGM 3.1 to 4.6 give MIG-<board>/<instance>/<compute instance>, by which no scheduler knows the device.
+    """
+    if len(instance.compute_instances) == 1:
+        for field in (UUID, VISIBLE):
+            name = _static_text(client, instance.compute_instances[0], field)
+            if name.startswith("MIG-") and "/" not in name:
+                return name
+    return f"{whole.uuid}/{instance.instance_id}"
 
 
 def _static_text(client: DcgmClient, entity: EntityId, field: Field) -> str:
@@ -259,184 +346,3 @@ def _static_text(client: DcgmClient, entity: EntityId, field: Field) -> str:
 _UTILIZATIONS = ("gpu_utilization", "encoder_utilization", "decoder_utilization")
 UNPARTITIONED = {**dict.fromkeys((*(field.name for field in RATES), *_UTILIZATIONS)), **NO_ACTIVITY}
 """Fields of a board's unpartitioned part: no activity, and no rates, which belong to its instances."""
-KEEP_SECONDS = 90.0
-"""How long the engine keeps values: longer than its longest blocking call (60 s)."""
-HEALTH_PERIOD_US = 10_000_000
-_PRIORITY = ("tensor_active", "gr_engine_active", "sm_active", "dram_active")
-"""Fields to watch first if not all counters can be read at once."""
-_OPTIONAL = frozenset({"int_active", "c2c_tx_bytes_per_second", "c2c_rx_bytes_per_second"})
-"""Fields that are watched only if the engine lists them for the board: one that it cannot read makes it refuse all."""
-REFUSAL_REASONS = {
-    "profiling_not_supported": "this board has no profiling counters that DCGM can read",
-    "module_not_loaded": "DCGM's profiling module is not loaded: see `dcgmi modules -l`; on DCGM 4 install the package"
-    " datacenter-gpu-manager-4-proprietary",
-    "requires_root": "the host engine does not run as root",
-    "no_permission": "the driver restricts profiling to administrators: run the host engine as root, or load the driver"
-    " with NVreg_RestrictProfilingToAdminUsers=0",
-    "profiling_library_error": "another program holds the counters (Nsight, CUPTI, a second host engine), or the"
-    " profiler broke: end it, or restart nvidia-dcgm",
-    "in_use": "another program holds the counters: end it",
-    "gpu_not_supported": "DCGM does not support this board",
-    "gpu_is_lost": "the driver does not reach this GPU",
-    "profiling_multi_pass": "another client watches counters that cannot be read together with ours",  # nosec B105
-}
-"""Cause and remedy by the kind of a DcgmRefusal of the profiling fields."""
-
-
-class SupportedFields:
-    """The fields that this host engine supports, by id, and the field groups created on it, each once.
-
-    The engine may be older than the bindings, and a single unknown field makes the creation of a whole group fail.
-    """
-
-    def __init__(self, client: DcgmClient) -> None:
-        self._client = client
-        self._groups: dict[tuple[int, ...], Any] = {}
-        tables = [self._numbered(table) for table in (RATIOS, CYCLES, RATES, GAUGES, HEALTH)]
-        known = set(client.supported([number for table in tables for number in table]))
-        self.ratios, self.cycles, self.rates, self.gauges_by_id, self.health = (
-            {number: field for number, field in table.items() if number in known} for table in tables
-        )
-        shown = {**self.rates, **self.gauges_by_id}
-        self._latest = shown
-        self._instance = {number: field for number, field in shown.items() if field.name in INSTANCE}
-        self.xid = next((number for number, field in self.gauges_by_id.items() if field.name == "xid"), -1)
-        self._energy = next((number for number, field in self.gauges_by_id.items() if field.name == "energy"), -1)
-
-    def _numbered(self, table: Iterable[Field]) -> dict[int, Field]:
-        numbered = ((field.field_id(self._client.fields), field) for field in table)
-        return {number: field for number, field in numbered if number is not None}
-
-    @property
-    def signals(self) -> frozenset[str]:
-        """Fields of `Reading` that are set from the latest values."""
-        return frozenset(field.name for field in self._latest.values()) - {"energy", "xid"}
-
-    def group(self, ids: Sequence[int]) -> Any:
-        """Return the engine's group of these fields; create it if needed."""
-        key = tuple(ids)
-        if key not in self._groups:
-            self._groups[key] = self._client.field_group(key)
-        return self._groups[key]
-
-    def latest_queries(self, boards: Iterable[DcgmBoard]) -> list[tuple[list[EntityId], list[int]]]:
-        """Return (entities, fields) of the requests for latest values: one for boards, one for instances."""
-        units = [unit for board in boards for unit in board.units]
-        boards_only = [unit.entity for unit in units if not unit.device.parent]
-        instances = [unit.entity for unit in units if unit.device.parent]
-        queries = [(boards_only, list(self._latest)), (instances, list(self._instance))]
-        return [(entities, ids) for entities, ids in queries if entities]
-
-    def gauges(self, unit: DcgmUnit) -> dict[str, Any]:
-        """Return the fields of `Reading` from a unit's latest values, without energy and Xid."""
-        found: dict[str, Any] = {}
-        for number, field in (self._instance if unit.device.parent else self._latest).items():
-            value = unit.number(number)
-            if value is not None and number not in (self.xid, self._energy):
-                # Field 203 is a percentage as an integer, but a ratio as a double.
-                plain = field.name == "gpu_utilization" and isinstance(value, float)
-                found[field.name] = value if plain else value * field.scale
-        if "clock_event_reasons" in found:
-            found["clock_event_reasons"] = int(found["clock_event_reasons"])
-        return found
-
-    def energy(self, unit: DcgmUnit) -> tuple[int, float] | None:
-        """Return the energy counter's time stamp (microseconds) and value (joules); None without one."""
-        value = unit.number(self._energy)
-        return (
-            None if value is None else (unit.latest[self._energy].stamp, value * self.gauges_by_id[self._energy].scale)
-        )
-
-    def named(self, values: dict[int, float]) -> dict[str, float]:
-        """Return the ratios by the names of `Reading`'s fields."""
-        return {self.ratios[number].name: value for number, value in values.items() if number in self.ratios}
-
-
-def watch_board(client: DcgmClient, fields: SupportedFields, board: DcgmBoard, *, period: int, since: int) -> None:
-    """Watch a board and its instances; sets `board.refused` if the engine refuses, to be retried.
-
-    A board that is lost, or not supported by DCGM, cannot be added to a group: nothing of it is watched.
-    """
-    gauges, health = fields.group(list(fields.gauges_by_id)), fields.group(list(fields.health))
-    try:
-        board.group = client.group(unit.entity for unit in board.units)
-        for ids, every in ((gauges, period), (health, max(period, HEALTH_PERIOD_US))):
-            client.watch(board.group, ids, period=every, keep_seconds=KEEP_SECONDS)
-            board.watched.append(ids)
-    except DcgmRefusal as refusal:
-        board.refused = _reason(refusal)
-        client.unwatch(board.group, board.watched)
-        board.group = None
-        return
-    watch_profiling(client, fields, board, period=period, since=since)
-
-
-def watch_profiling(client: DcgmClient, fields: SupportedFields, board: DcgmBoard, *, period: int, since: int) -> None:
-    """Watch the profiling fields that are not watched yet, or set `board.refused` to the reason."""
-    chosen = _one_pass(fields, _metric_groups(client, board.gpu))
-    ratios = [number for number in chosen if number in fields.ratios or number in fields.cycles]
-    rates = [number for number in chosen if number in fields.rates]
-    try:
-        for ids in filter(None, (ratios, rates)):
-            group = fields.group(ids)
-            if group in board.watched:
-                continue
-            client.watch(board.group, group, period=period, keep_seconds=KEEP_SECONDS)
-            board.watched.append(group)
-            if ids is ratios:
-                board.ratios = group
-                _start_series(fields, board, ratios, period=period, since=since)
-    except DcgmRefusal as refusal:
-        board.refused = _reason(refusal)
-        board.permanently_refused = refusal.kind in ("profiling_not_supported", "not_supported", "gpu_not_supported")
-        return
-    board.refused = "" if ratios else REFUSAL_REASONS["profiling_not_supported"]
-
-
-def _start_series(fields: SupportedFields, board: DcgmBoard, ratios: Sequence[int], *, period: int, since: int) -> None:
-    """Start the series of each instance, or of the board if it has none."""
-    for unit in board.units:
-        if unit is not board.whole or not board.partitioned:
-            counters = fields.cycles.keys() & set(ratios)
-            unit.series = SampleSeries(ratios, period=period, since=since, counters=counters)
-            unit.cycles = _cycle_counters(fields, ratios)
-
-
-def _reason(refusal: DcgmRefusal) -> str:
-    return f"{REFUSAL_REASONS.get(refusal.kind, refusal.kind)} ({refusal})"
-
-
-def _metric_groups(client: DcgmClient, gpu: int) -> list[tuple[int, int, list[int]]]:
-    try:
-        return client.metric_groups(gpu)
-    except DcgmRefusal:
-        return []  # the watch itself reports the refusal
-
-
-def _one_pass(fields: SupportedFields, groups: list[tuple[int, int, list[int]]]) -> list[int]:
-    """Return the profiling fields to watch: of mutually exclusive groups, only the one with the most important field.
-
-    Boards before Hopper multiplex groups with the same major id: if watched together, a group reports zeros or
-    extrapolated values while another is read.
-    """
-    wanted = {**fields.ratios, **fields.rates, **fields.cycles}
-    priorities = {name: place for place, name in enumerate(_PRIORITY)}
-    ordered = sorted(wanted, key=lambda number: priorities.get(wanted[number].name, len(_PRIORITY)))
-    if not groups:
-        return [number for number in wanted if number not in fields.cycles and wanted[number].name not in _OPTIONAL]
-    chosen_groups: dict[int, int] = {}
-    for number in ordered:
-        groups_with_field = [(major, minor) for major, minor, members in groups if number in members]
-        if groups_with_field and not any(chosen_groups.get(major) == minor for major, minor in groups_with_field):
-            free = [(major, minor) for major, minor in groups_with_field if major not in chosen_groups]
-            chosen_groups.update(free[:1])
-    readable = {number for major, minor, members in groups if chosen_groups.get(major) == minor for number in members}
-    return [number for number in wanted if number in readable]
-
-
-def _cycle_counters(fields: SupportedFields, ratios: Sequence[int]) -> CycleCounters[int] | None:
-    by_name = {fields.ratios[number].name: number for number in ratios if number in fields.ratios}
-    counters = {fields.cycles[number].name: number for number in ratios if number in fields.cycles}
-    elapsed = counters.pop("elapsed", None)
-    pairs = {number: by_name[name] for name, number in counters.items() if name in by_name}
-    return None if elapsed is None or not pairs else CycleCounters(elapsed, pairs)

@@ -1,152 +1,20 @@
-"""Talks to one DCGM host engine: loads NVIDIA's bindings, connects, makes calls and decodes their results.
+"""Makes calls to one DCGM host engine and decodes their results: values, blanks and error codes.
 
-Contains the table of DCGM fields (names, ids, units) and the meaning of blanks and error codes. A dead connection is a
-SourceError, after which the source is reopened; any other error concerns one request only. Uses only the low-level
-functions of the bindings: the classes above them call a dead engine from their destructors.
+A dead connection is a SourceError, after which the source is reopened; any other error concerns one request only. Uses
+only the low-level functions of the bindings: the classes above them call a dead engine from their destructors.
 """
 
 import os
-import re
-import socket
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from ctypes import byref, c_uint
 from enum import Enum
-from importlib import import_module, util
 from itertools import count
 from math import isfinite
-from pathlib import Path
-from types import ModuleType
 from typing import Any, NamedTuple
 
-from msgspec import Struct
-
 from exporter.sources.base import FP64_BLANK, INT32_BLANK, INT32_LAST_BLANK, SourceError
-
-BINDINGS_PATHS = (
-    "/usr/share/datacenter-gpu-manager-4/bindings/python3",
-    "/usr/local/dcgm/bindings/python3",
-    "/usr/share/dcgm/bindings/python3",
-    "/usr/src/dcgm/bindings/python3",
-    "/usr/local/dcgm/bindings",
-)
-"""Install locations of the packages of DCGM 4, then 3 and 2."""
-DEFAULT_PORT = 5555
-_PROBE_SECONDS = 1.0
-_LAST_PORT = 65535
-_TCP = re.compile(r"(?:\[([^\]]+)\]|([^:\[\]]+))(?::(\d+))?")
-"""[IPv6] or a host name, with an optional port."""
-_VSOCK = re.compile(r"\d+:\d+")
-
-
-class Bindings(NamedTuple):
-    """The imported modules of the bindings, and where they were found."""
-
-    agent: ModuleType
-    structs: ModuleType
-    fields: ModuleType
-    location: str
-
-
-def load_bindings(folder: str = "", library: str = "") -> Bindings:
-    """Import the bindings from `folder` or DCGM_BINDINGS if given, else from the Python path or BINDINGS_PATHS.
-
-    `library` is the folder of libdcgm, if the bindings do not find it. Raises SourceError with the folders searched.
-    """
-    folder = folder or os.environ.get("DCGM_BINDINGS", "")
-    if not folder and util.find_spec("dcgm_agent") is not None:
-        return _import_bindings("the Python path", library)
-    folders = (folder,) if folder else BINDINGS_PATHS
-    location = next((location for location in folders if (Path(location) / "dcgm_agent.py").is_file()), None)
-    if location is None:
-        raise SourceError(
-            f"NVIDIA's Python bindings of DCGM (dcgm_agent.py) are not in {', '.join(folders)}: install the package"
-            " datacenter-gpu-manager-4-core, or set DCGM_BINDINGS or dcgm.bindings to their folder"
-        )
-    sys.path.insert(0, location)
-    try:
-        return _import_bindings(location, library)
-    finally:
-        sys.path.remove(location)  # the folder also holds modules with common names
-
-
-def _import_bindings(location: str, library: str) -> Bindings:
-    try:
-        agent, structs, fields = (import_module(f"dcgm_{name}") for name in ("agent", "structs", "fields"))
-    except Exception as error:
-        raise SourceError(f"NVIDIA's Python bindings of DCGM in {location} cannot be imported: {error!r}") from error
-    try:
-        structs._dcgmInit(library or None)  # noqa: SLF001  the bindings' own way to load libdcgm
-        agent.dcgmInit()
-    except structs.DCGMError as error:
-        raise SourceError(
-            f"libdcgm cannot be loaded ({error}): the bindings in {location} want the library of the same version;"
-            " install datacenter-gpu-manager-4-core, or set dcgm.library to the folder of libdcgm.so.4"
-        ) from error
-    return Bindings(agent, structs, fields, location)
-
-
-def connect(bindings: Bindings, address: str, *, timeout_seconds: float) -> Any:
-    """Connect to the engine at `address` (see `[dcgm] address`) and return its handle. Raises SourceError."""
-    if address == "embedded":
-        return _start_embedded(bindings)
-    kind, _, target_address = address.partition(":")
-    target_address = target_address.removeprefix("//")
-    if kind == "vsock" and _VSOCK.fullmatch(target_address):
-        return _connect_to(bindings, f"vsock://{target_address}", address, timeout_seconds)
-    if kind == "unix" and target_address.startswith("/"):
-        return _connect_to(bindings, target_address, address, timeout_seconds)
-    found = _TCP.fullmatch(address)
-    port = int(found[3] or DEFAULT_PORT) if found else 0
-    if kind in ("vsock", "unix") or not found or not 0 < port <= _LAST_PORT:
-        raise SourceError(
-            f"dcgm.address {address!r} is none of host:port, [IPv6]:port, unix:/path, vsock:CID:PORT, embedded"
-        )
-    _probe_port(found[1] or found[2], port, address)
-    return _connect_to(bindings, address, address, timeout_seconds)
-
-
-def _start_embedded(bindings: Bindings) -> Any:
-    try:
-        return bindings.agent.dcgmStartEmbedded(bindings.structs.DCGM_OPERATION_MODE_AUTO)
-    except bindings.structs.DCGMError as error:
-        raise SourceError(
-            f"an embedded host engine cannot be started ({error}): is the NVIDIA driver loaded (`nvidia-smi`)?"
-        ) from error
-
-
-def _probe_port(host: str, port: int, address: str) -> None:
-    """Try a TCP connection, because libdcgm takes seconds to fail, with a less clear error. Raises SourceError."""
-    try:
-        socket.create_connection((host, port), timeout=_PROBE_SECONDS).close()
-    except (OSError, UnicodeError) as error:
-        raise SourceError(
-            f"nothing listens on {address} ({getattr(error, 'strerror', None) or error}): is the host engine running"
-            " (`systemctl status nvidia-dcgm`)? Set dcgm.address if it listens elsewhere"
-        ) from error
-
-
-def _connect_to(bindings: Bindings, target: str, address: str, timeout_seconds: float) -> Any:
-    agent, structs = bindings.agent, bindings.structs
-    by_url = target.startswith("vsock:")
-    if by_url and not hasattr(agent, "dcgmConnect_v3"):
-        raise SourceError(
-            f"{address}: vsock needs DCGM 4.5 or later, and the bindings in {bindings.location} are older:"
-            " install newer ones, or set dcgm.address to host:port or unix:/path"
-        )
-    params = structs.c_dcgmConnectV3Params_v1() if by_url else structs.c_dcgmConnectV2Params_v2()
-    params.timeoutMs = int(timeout_seconds * 1000)
-    params.persistAfterDisconnect = 0  # the engine drops our watches and groups with the connection
-    if not by_url:
-        params.addressIsUnixSocket = int(address.startswith("unix:"))
-    try:
-        return (agent.dcgmConnect_v3 if by_url else agent.dcgmConnect_v2)(target, params)
-    except structs.DCGMError as error:
-        raise SourceError(
-            f"the host engine at {address} does not answer ({error}): it hangs, is of another DCGM major version, or"
-            " may not be reached from here; try `dcgmi discovery -l`"
-        ) from error
+from exporter.sources.dcgm.connection import Bindings
 
 
 class Blank(Enum):
@@ -212,8 +80,10 @@ def _blank_kind(offset: int) -> Blank:
 
 EntityId = tuple[int, int]
 """DCGM's (entity group, entity id)."""
-LOST_STATUSES = (3, 4, 7)
-"""dcgmGetGpuStatus of a GPU that cannot be reached, fell off the bus, or was detached (dcgm_structs.h)."""
+LOST_STATUSES = (3, 4)
+"""dcgmGetGpuStatus of a GPU that cannot be reached, or fell off the bus (dcgm_structs.h)."""
+DETACHED_STATUS = 7
+"""Of a GPU that was detached or unbound on purpose."""
 _DEAD_CONNECTION = ("connection_not_valid", "uninitialized", "init_error", "timeout", "ver_mismatch")
 _numbers = count()
 _token = os.urandom(4).hex()
@@ -344,7 +214,7 @@ class DcgmClient:
             for entity in entities:
                 self._call(f"add {entity} to a group", self._agent.dcgmGroupAddEntity, group_id, *entity)
         except DcgmRefusal:
-            self.unwatch(group_id, ())
+            self.drop_group(group_id)
             raise
         return group_id
 
@@ -375,13 +245,13 @@ class DcgmClient:
         samples = int(keep_seconds * 1_000_000 / period) + 2
         self._call("watch", self._agent.dcgmWatchFields, group, field_group, period, keep_seconds, samples)
 
-    def unwatch(self, group: Any, field_groups: Iterable[Any]) -> None:
-        """End the watches of a group and destroy it. Ignores errors, and None, a group that was never created."""
-        if group is None:
-            return
-        for field_group in field_groups:
-            with suppress(DcgmRefusal):
-                self._call("end a watch", self._agent.dcgmUnwatchFields, group, field_group)
+    def unwatch(self, group: Any, field_group: Any) -> None:
+        """End a watch. Ignores errors."""
+        with suppress(DcgmRefusal):
+            self._call("end a watch", self._agent.dcgmUnwatchFields, group, field_group)
+
+    def drop_group(self, group: Any) -> None:
+        """Destroy a group of entities. Ignores errors."""
         with suppress(DcgmRefusal):
             self._call("drop a group", self._agent.dcgmGroupDestroy, group)
 
@@ -418,41 +288,3 @@ class DcgmClient:
 def _unique_name() -> str:
     """Return a group name that is unique on the engine; the pid is not enough, as it is 1 in each container."""
     return f"gpu-efficiency-{os.getpid()}-{_token}-{next(_numbers)}"
-
-
-_VERSION = re.compile(r"version:\s*([^;\s]+)")
-
-
-class DcgmDescription(Struct, frozen=True):
-    """Location of the bindings and version of the library; empty if unknown."""
-
-    location: str
-    library: str = ""
-
-
-def describe_dcgm(config: Any) -> DcgmDescription:
-    """Load the bindings and their library. Raises SourceError as `open_dcgm` does."""
-    bindings = load_bindings(config.dcgm.bindings, config.dcgm.library)
-    return DcgmDescription(bindings.location, _version_from(bindings.agent, "dcgmVersionInfo"))
-
-
-def host_engine_version(config: Any) -> str:
-    """Return the version of the host engine; empty if unknown. Raises SourceError if it cannot be reached."""
-    bindings = load_bindings(config.dcgm.bindings, config.dcgm.library)
-    section = config.dcgm
-    handle = connect(bindings, section.address, timeout_seconds=section.connect_timeout_seconds)
-    try:
-        return _version_from(bindings.agent, "dcgmHostengineVersionInfo", handle)
-    finally:
-        bindings.agent.dcgmDisconnect(handle)
-
-
-def _version_from(agent: Any, name: str, *arguments: Any) -> str:
-    """Return the version reported by a function that older bindings, or libraries, do not have; else empty."""
-    try:
-        build_info = getattr(agent, name)(*arguments).rawBuildInfoString
-    except Exception:  # noqa: BLE001  optional, and the bindings may raise anything
-        return ""
-    text = build_info.decode(errors="replace") if isinstance(build_info, bytes) else str(build_info)
-    found = _VERSION.search(text)
-    return found[1] if found else text

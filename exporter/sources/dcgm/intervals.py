@@ -3,7 +3,7 @@
 Uses no engine and no clock. All times are microseconds of the host engine's clock.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Hashable, Iterable, Sequence
 from typing import NamedTuple
 
 from exporter.sources.dcgm.client import Blank, Value
@@ -16,6 +16,12 @@ _QUARTER = 4
 """Times that differ by less than a quarter of an interval count as equal."""
 _SAME_CYCLE = 10
 """Fields whose periods differ by less than a tenth are sampled in one cycle, even if their stamps differ."""
+_SAME_CYCLE_US = 100_000
+"""The values of one cycle are stamped one after the other as they are processed: 5 ms apart at the median, 46 ms at the
+99th percentile with 8 GPUs on DCGM 4.6."""
+_SMOOTHING = 0.9
+_SAME_CADENCE = 5
+"""An interval and a field's usual one that differ by less than a fifth are of the same cadence."""
 _SLIVER = 100
 """Stamps of one cycle differ by microseconds: values that overlap by less than a hundredth are of different cycles."""
 
@@ -49,6 +55,7 @@ class SampleSeries:
     def __init__(self, fields: Sequence[int], *, period: int, since: int, counters: Collection[int] = ()) -> None:
         self._all, self._counters, self._period = tuple(fields), frozenset(counters), period
         self._max_wait = 2 * period + _MAX_DELAY
+        self._left: frozenset[int] = frozenset()
         self.reset(since)
 
     def reset(self, since: int) -> None:
@@ -58,13 +65,32 @@ class SampleSeries:
         self._absent: set[int] = set()
         self._gap: dict[int, int] = {}
         """Time between the last two values of each field that has had a value."""
+        self._usual_gap: dict[int, float] = {}
+        """The same, smoothed."""
         self._last = dict.fromkeys(self._all, since)
         self._waiting: dict[int, list[StampedValue]] = {field: [] for field in self._all}
 
     @property
     def fields(self) -> list[int]:
-        """The supported fields: the last value of the others was NOT_SUPPORTED."""
-        return [field for field in self._all if field not in self._absent]
+        """The supported fields: the last value of the others was NOT_SUPPORTED, or they are not watched any more."""
+        return [field for field in self.watched if field not in self._absent]
+
+    @property
+    def watched(self) -> list[int]:
+        """The fields that are watched, supported or not."""
+        return [field for field in self._all if field not in self._left]
+
+    def leave(self, fields: Collection[int]) -> None:
+        """Expect no values of `fields`, until this is called without them."""
+        self._left = frozenset(fields)
+
+    def is_known(self, field: int, stamp: int) -> bool:
+        """Return whether the value of `field` stamped `stamp` was added before, or is older than the baseline."""
+        return field in self._last and stamp <= self._last[field]
+
+    def follows(self, field: int, stamp: int) -> bool:
+        """Return whether no value was sampled between the last one of `field` and one stamped `stamp`."""
+        return field in self._gap and (stamp - self._last[field]) * _QUARTER <= self._period * (_QUARTER + 1)
 
     @property
     def since(self) -> int:
@@ -77,6 +103,7 @@ class SampleSeries:
         if field not in self._last or stamp <= self._last[field]:
             return
         gap = self._gap[field] = stamp - self._last[field] if field in self._gap else self._period
+        self._usual_gap[field] = gap + _SMOOTHING * (self._usual_gap.get(field, gap) - gap)
         self._last[field] = stamp
         self.newest = max(self.newest, stamp)
         if value is Blank.NOT_SUPPORTED:
@@ -124,10 +151,25 @@ class SampleSeries:
         seen = {}
         for field, waiting_values in self._waiting.items():
             combine = _value_near if field in self._counters else _mean
-            value = combine(waiting_values, start, pace.end)
+            same_cycle = self._of_same_cycle(field, start, pace) if combine is _mean else None
+            value = combine(waiting_values, start, pace.end) if same_cycle is None else _number(same_cycle.value)
             if value is not None:
                 seen[field] = value
         return MeasuredInterval(start, pace.end, seen, isinstance(pace.value, Blank))
+
+    def _of_same_cycle(self, field: int, start: int, pace: StampedValue) -> StampedValue | None:
+        """Return the value that was measured over this very interval, although it was stamped somewhat off its end."""
+        paces = (self._usual_gap[other] for other, values in self._waiting.items() if any(v is pace for v in values))
+        usual, usual_pace = self._usual_gap.get(field, 0.0), next(paces, 0.0)
+        if abs(usual - usual_pace) * _SAME_CADENCE > usual:
+            return None
+        tolerance = min(_SAME_CYCLE_US, (pace.end - start) // 2)
+        return next((v for v in self._waiting[field] if _distance(v, start, pace.end) < tolerance), None)
+
+
+def _distance(stamped: StampedValue, start: int, end: int) -> int:
+    """Return how far the value's time lies from (start, end], microseconds."""
+    return max(abs(stamped.end - end), abs(stamped.start - start))
 
 
 def _mean(values: Sequence[StampedValue], start: int, end: int) -> float | None:
@@ -143,9 +185,53 @@ def _mean(values: Sequence[StampedValue], start: int, end: int) -> float | None:
     return float(known[0][1]) if len(known) == 1 else sum(shared * value for shared, value in known) / seen
 
 
+def _number(value: Value) -> float | None:
+    return float(value) if isinstance(value, (int, float)) else None
+
+
 def _value_near(values: Sequence[StampedValue], start: int, end: int) -> float | None:
     """Return the value stamped nearest to `end`; None if none is near."""
     near = min(values, key=lambda stamped: abs(stamped.end - end), default=None)
     if near is None or abs(near.end - end) * _QUARTER > end - start or not isinstance(near.value, (int, float)):
         return None
     return float(near.value)
+
+
+_CHECK_INTERVAL_NS = 30_000_000_000
+_CHECK_PERIODS = 5
+_FASTER = 0.75
+"""Share of the period below which the mean time between two values means that they arrive faster."""
+
+
+class Cadence:
+    """Learns whether values arrive faster than they are read, so that the latest ones do not suffice.
+
+    Another client of the engine may watch a field with a shorter period: the engine then samples it at that one, and
+    each value describes the shorter time.
+    """
+
+    def __init__(self, period: int) -> None:
+        """`period` is that of our own watch, microseconds."""
+        self._period = period
+        self._checked_at: int | None = None
+        self._check_began: int | None = None
+        self._faster = False
+        self._stamps: dict[Hashable, list[int]] = {}
+        """By series: the first stamp, the last, and the number of values after the first."""
+
+    def needs_all(self, now: int) -> bool:
+        """Return whether all values since the last read are needed, at `now` in monotonic nanoseconds."""
+        due = self._checked_at is None or now - self._checked_at >= _CHECK_INTERVAL_NS
+        return self._faster or self._check_began is not None or due
+
+    def add_read(self, stamps: Iterable[tuple[Hashable, int]], now: int) -> None:
+        """Count a read of all values: `stamps` are (series, stamp), oldest first; known ones may be among them."""
+        for series, stamp in stamps:
+            seen = self._stamps.setdefault(series, [stamp, stamp, 0])
+            if stamp > seen[1]:
+                seen[1], seen[2] = stamp, seen[2] + 1
+        self._check_began = now if self._check_began is None else self._check_began
+        if now - self._check_began >= _CHECK_PERIODS * 1000 * self._period:
+            limit = _FASTER * self._period
+            self._faster = any(n and last - first < limit * n for first, last, n in self._stamps.values())
+            self._checked_at, self._check_began, self._stamps = now, None, {}

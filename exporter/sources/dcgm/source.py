@@ -5,8 +5,12 @@ What DCGM did not report is None, never zero or the last good value. A value arr
 `settled` of the read's result is the time before which no more values will arrive.
 """
 
-from collections.abc import Iterator, Mapping
+import logging
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import starmap
+from statistics import median
 from typing import Any
 
 from exporter.clock import Clock, SystemClock
@@ -17,17 +21,23 @@ from exporter.sources.dcgm.boards import (
     DcgmBoard,
     DcgmInventory,
     DcgmUnit,
-    SupportedFields,
     make_board,
     read_inventory,
+)
+from exporter.sources.dcgm.client import DETACHED_STATUS, LOST_STATUSES, DcgmClient, DcgmRefusal, DcgmSample
+from exporter.sources.dcgm.connection import connect, load_bindings
+from exporter.sources.dcgm.intervals import MeasuredInterval, SampleSeries
+from exporter.sources.dcgm.watches import (
+    SupportedFields,
+    review_blank_fields,
+    unwatch_board,
     watch_board,
     watch_profiling,
 )
-from exporter.sources.dcgm.client import LOST_STATUSES, DcgmClient, DcgmRefusal, connect, load_bindings
-from exporter.sources.dcgm.intervals import MeasuredInterval
 from exporter.sources.dcgm_fields import health_of
 from exporter.sources.ports import is_chosen, require_trusted_port
 
+log = logging.getLogger(__name__)
 STEP_MS = 500
 """If the wall clock moves by more than this against the monotonic clock, it was stepped, not slewed by NTP."""
 _ATTEMPTS = 3
@@ -85,6 +95,11 @@ class HostEngineClock:
 INVENTORY_INTERVAL = 10 * SECOND
 """Interval for GPUs, MIG layout and health, which change rarely; a read costs a round trip to the driver."""
 _UNAVAILABLE = ("lost", "missing")
+_FEW_BOARDS = 2
+_SLOW_SECONDS, _SLOWER = 0.2, 5
+"""A call that takes at least so long, and so many times as long as the median, is that of a sick GPU."""
+_SILENT_PERIODS = 3
+"""Periods without a value after which a board is reported, and the host engine given up if all boards are silent."""
 _PAUSED: set[str] = set()
 """Addresses of engines that this process has paused and not resumed; a pause outlives its connection."""
 
@@ -112,11 +127,16 @@ class DcgmSource:
         self._fields = SupportedFields(client)
         self._boards: dict[int, DcgmBoard] = {}
         self._faults: list[Fault] = []
+        self._culprit: str | None = None
+        """Why values are late, found once for as long as they are; empty: unknown."""
         self._refreshed_at = self._settled = NEVER
+        self._silence = _SILENT_PERIODS * max(round(period_seconds * 1000) * MS, SECOND)
         self._needs_baseline = True
         self._refresh_boards()
         if not self._boards:
             raise SourceError(f"DCGM at {client.address} lists no GPU: try `dcgmi discovery -l` and `nvidia-smi -L`")
+        if all(board.has_placeholder for board in self._boards.values()):
+            raise SourceError(self._blind_engine("names none of them"))
 
     @property
     def signals(self) -> frozenset[str]:
@@ -145,7 +165,10 @@ class DcgmSource:
             self._needs_baseline, self._settled = False, max(self._settled, now)
         readings = tuple(self._readings(now))
         health = tuple(self._health(whole=due))
-        self._add_standing_faults()
+        self._note_silence(now)
+        if due:
+            self._review_blank_fields(now)
+        self._add_standing_faults(now)
         faults, self._faults = tuple(self._faults), []
         self._settled = max(self._settled, now - self._slack)
         devices = tuple(unit.device for board in self._boards.values() for unit in board.units)
@@ -162,7 +185,14 @@ class DcgmSource:
             self._client.pause()
             _PAUSED.add(self._client.address)
         except (DcgmRefusal, SourceError) as error:
-            self._faults.append(Fault("profiling_refused", f"profiling was not paused: {error}"))
+            # At once: the next read, and with it every fault, comes when the pause has ended.
+            unneeded = isinstance(error, DcgmRefusal) and error.kind == "not_supported"
+            why = (
+                "; these boards read their counters without it, and a profiler can run beside this" if unneeded else ""
+            )
+            log.warning("profiling was not paused: %s%s", error, why)
+            if not unneeded:
+                self._faults.append(Fault("profiling_refused", f"profiling was not paused: {error}"))
 
     def close(self) -> None:
         """Resume profiling if it was paused, and disconnect. Never raises."""
@@ -184,6 +214,7 @@ class DcgmSource:
     def _refresh_boards(self) -> None:
         """Match the GPUs that the engine lists with the known ones; watch new ones and those that came back."""
         found = read_inventory(self._client)
+        self._forget_renumbered(found)
         for gpu in sorted(self._boards.keys() | set(found.gpus)):
             known, listed = self._boards.get(gpu), gpu in found.gpus
             condition = self._condition(gpu, known, listed=listed)
@@ -193,15 +224,25 @@ class DcgmSource:
 
     def _is_changed(self, known: DcgmBoard, layout: tuple[Any, ...] | None, condition: str) -> bool:
         """Return whether it must be watched again: its MIG layout changed, it came back, or it could not be watched."""
-        back = condition not in _UNAVAILABLE and (known.condition in _UNAVAILABLE or known.group is None)
+        back = condition not in _UNAVAILABLE and (known.condition in _UNAVAILABLE or known.whole_group is None)
         return back or layout not in (None, known.layout)
+
+    def _forget_renumbered(self, found: DcgmInventory) -> None:
+        """Forget a board that the engine lists under another number, after its GPU was unbound and bound again."""
+        listed = {facts.get("uuid") for facts in found.static.values()}
+        for gpu in [gpu for gpu in self._boards if gpu not in found.gpus]:
+            if self._boards[gpu].whole.device.uuid in listed:
+                unwatch_board(self._client, self._boards.pop(gpu))
 
     def _new_board(self, gpu: int, found: DcgmInventory, known: DcgmBoard | None) -> DcgmBoard:
         """Make and watch a board: a new GPU, or one whose watches must be renewed."""
-        board = make_board(self._client, gpu, found, overrides=self._overrides)
-        self._faults += board.faults if known is None else ()
         if known is not None:
-            self._client.unwatch(known.group, known.watched)
+            found.remember(known)
+            unwatch_board(self._client, known)
+        board = make_board(self._client, gpu, found, overrides=self._overrides)
+        if known is None or known.whole.device.uuid != board.whole.device.uuid:
+            self._faults += board.faults
+        else:
             board.carry_over(known)
         watch_board(self._client, self._fields, board, period=self._period, since=self._clock.valid_since())
         return board
@@ -210,7 +251,7 @@ class DcgmSource:
         if condition != board.condition:
             board.set_condition(condition)
         if (
-            board.group is not None
+            board.whole_group is not None
             and board.refused
             and not board.permanently_refused
             and condition not in _UNAVAILABLE
@@ -221,7 +262,10 @@ class DcgmSource:
         if not listed:
             return "missing"
         try:
-            lost = self._client.status(gpu) in LOST_STATUSES
+            status = self._client.status(gpu)
+            if status == DETACHED_STATUS:
+                return "missing"
+            lost = status in LOST_STATUSES
         except DcgmRefusal as refusal:
             lost = refusal.kind == "gpu_is_lost"
         return "lost" if lost else ("recovery" if board is not None and board.recovery_action else "")
@@ -237,7 +281,7 @@ class DcgmSource:
             if board.condition in _UNAVAILABLE:
                 continue
             try:
-                self._drain(board)
+                self._add_values(board, now)
             except DcgmRefusal as refusal:
                 self._drain_refused(board, refusal)
                 continue
@@ -246,18 +290,38 @@ class DcgmSource:
 
     def _latest(self, boards: list[DcgmBoard]) -> None:
         by_entity = {unit.entity: unit for board in boards for unit in board.units}
-        for entities, fields in self._fields.latest_queries(boards):
+        for fields, entities in self._fields.latest_queries(boards).items():
             for sample in self._client.latest(entities, fields):
                 by_entity[sample.entity].latest[sample.field] = sample
 
-    def _drain(self, board: DcgmBoard) -> None:
+    def _add_values(self, board: DcgmBoard, now: int) -> None:
+        """Add the new values of a board to its series: the latest ones, if they are the only ones, else all.
+
+        All of them cost a round trip for each field of each entity, the latest ones one for all boards together.
+        """
         wanted = {unit.entity: unit.series for unit in board.units if unit.series is not None}
-        if not wanted:
+        if not wanted or board.cadence is None:
             return
+        known = [
+            (series, sample)
+            for unit in board.units
+            if (series := unit.series) is not None
+            for field in series.watched
+            if (sample := unit.latest.get(field)) is not None and sample.stamp
+        ]
+        unknown = wanted.keys() - {sample.entity for _, sample in known}
+        if unknown or board.cadence.needs_all(now) or not all(starmap(_is_next, known)):
+            known = [
+                (wanted[sample.entity], sample) for sample in self._drain(board, wanted) if sample.entity in wanted
+            ]
+            if board.cadence.needs_all(now):
+                board.cadence.add_read((((sample.entity, sample.field), sample.stamp) for _, sample in known), now)
+        for series, sample in known:
+            series.add(sample.field, sample.stamp, sample.value)
+
+    def _drain(self, board: DcgmBoard, wanted: Mapping[Any, SampleSeries]) -> list[DcgmSample]:
         since = min(series.since for series in wanted.values())
-        for sample in self._client.drain(board.group, board.ratios, since):
-            if sample.entity in wanted:
-                wanted[sample.entity].add(sample.field, sample.stamp, sample.value)
+        return self._client.drain(board.measured_group, board.ratios, since)
 
     def _unit(self, board: DcgmBoard, unit: DcgmUnit, now: int, until: int) -> Iterator[Reading]:
         """Yield the readings of one board or instance; each has the latest gauges."""
@@ -293,7 +357,7 @@ class DcgmSource:
     def _health(self, *, whole: bool) -> Iterator[Health]:
         """Yield the health of all boards if `whole`, else of those with a new Xid."""
         present = [board for board in self._boards.values() if board.condition not in _UNAVAILABLE]
-        xids = {board.gpu: board.new_xids(self._fields.xid) for board in present}
+        xids = {board.gpu: board.new_xids(self._fields.xid, self._xids_since) for board in present}
         requested = {board.whole.entity: board for board in present if whole or xids[board.gpu]}
         values = {entity: self._fields.gauges(board.whole) for entity, board in requested.items()}
         for sample in self._client.latest(list(requested), list(self._fields.health)) if requested else ():
@@ -304,24 +368,93 @@ class DcgmSource:
             board.recovery_action = health.recovery_action or 0
             yield health
 
-    def _add_standing_faults(self) -> None:
+    def _xids_since(self, board: DcgmBoard, stamp: int) -> list[DcgmSample]:
+        try:
+            events = self._client.drain(board.whole_group, self._fields.group([self._fields.xid]), stamp)
+        except DcgmRefusal:
+            return []
+        return [event for event in events if event.entity == board.whole.entity]
+
+    def _note_silence(self, now: int) -> None:
+        """Note since when boards give no value. Raises SourceError if all have been silent for too long."""
+        boards = [board for board in self._boards.values() if board.whole_group is not None]
+        present = [board for board in boards if board.condition not in _UNAVAILABLE]
+        for board in present:
+            board.note_silence(now)
+        if present and all(board.has_no_values and board.is_silent(now, self._silence) for board in present):
+            raise SourceError(self._blind_engine(f"has had no value of any for {self._silence // SECOND} s"))
+
+    def _blind_engine(self, what: str) -> str:
+        gpus = len(self._boards)
+        return (
+            f"the host engine at {self._client.address} lists {gpus} GPU{'' if gpus == 1 else 's'} and {what}: after a"
+            " fatal Xid (119 and others) it makes no more calls to the driver until it is restarted. Look for the Xid"
+            " with `dmesg | grep Xid`, reset or drain that GPU, then `systemctl restart nvidia-dcgm`"
+        )
+
+    def _review_blank_fields(self, now: int) -> None:
+        for board in self._boards.values():
+            if board.condition not in _UNAVAILABLE and board.whole_group is not None:
+                with suppress(DcgmRefusal):
+                    review_blank_fields(self._client, self._fields, board, period=self._period, now=now)
+
+    def _add_standing_faults(self, now: int) -> None:
         """Add the faults of boards that cannot be measured, at every read."""
         for board in self._boards.values():
-            if board.condition in _UNAVAILABLE:
+            if board.condition == "missing":
+                what = "is not listed any more: it was detached or unbound, or fell off the bus (see dmesg)"
+                self._fault(board.whole, "gpu_missing", what)
+            elif board.condition in _UNAVAILABLE:
                 what = f"is {board.condition}: find its Xid in dmesg, then reset or drain it"
                 self._fault(board.whole, f"gpu_{board.condition}", what)
             elif board.refused:
                 self._fault(board.whole, "profiling_refused", f"is not profiled: {board.refused}")
-            for unit in board.units if board.condition not in _UNAVAILABLE else ():
-                self._stale(unit)
+            elif board.is_silent(now, self._silence):
+                what = (
+                    "gives no values, though others do: its driver calls fail; look for its Xid in dmesg"
+                    if board.has_no_values
+                    else "gives no profiling values: another client paused them (`dcgmi profile --resume`), or reading"
+                    " its counters fails (journalctl -u nvidia-dcgm)"
+                )
+                self._fault(board.whole, "blank", what)
+        self._add_stale_faults()
 
-    def _stale(self, unit: DcgmUnit) -> None:
-        """Add a fault if no new value has arrived for longer than a value can be late."""
+    def _stale(self, unit: DcgmUnit) -> int:
+        """Return the nanoseconds since the newest value, if that is longer than a value can be late; else 0."""
         newest = unit.series.newest if unit.series is not None and unit.profiled else unit.newest
         silence = self._clock.now() - self._clock.to_monotonic(newest)
-        if newest and silence > self._slack:
-            what = f"has had no new value for {silence // SECOND} s: does the host engine hang?"
-            self._fault(unit, "stale", what)
+        return silence if newest and silence > self._slack else 0
+
+    def _add_stale_faults(self) -> None:
+        boards = [board for board in self._boards.values() if board.condition not in _UNAVAILABLE]
+        stale = {unit: silence for board in boards for unit in board.units if (silence := self._stale(unit))}
+        if not stale:
+            self._culprit = None
+        elif self._culprit is None:
+            self._culprit = self._slow_board(boards)
+        for unit, silence in stale.items():
+            why = self._culprit or "does the host engine hang?"
+            self._fault(unit, "stale", f"has had no new value for {silence // SECOND} s: {why}")
+
+    def _slow_board(self, boards: Sequence[DcgmBoard]) -> str:
+        """Return which board holds up the engine's only loop, by asking the driver of each; empty if none does."""
+        field = self._fields.health_probe
+        if len(boards) < _FEW_BOARDS or field is None:
+            return ""
+        seconds = {}
+        for board in boards:
+            began = time.perf_counter()
+            with suppress(DcgmRefusal):
+                self._client.latest([board.whole.entity], [field], live=True)
+            seconds[board] = time.perf_counter() - began
+        slowest = max(boards, key=seconds.__getitem__)
+        if seconds[slowest] < max(_SLOW_SECONDS, _SLOWER * median(seconds.values())):
+            return ""
+        device = slowest.whole.device
+        return (
+            f"GPU {device.index} ({device.uuid}) takes {seconds[slowest]:.1f} s to answer the driver and holds up the"
+            " engine's only loop: drain and reset it"
+        )
 
     def _fault(self, unit: DcgmUnit, kind: str, what: str) -> None:
         device = unit.device
@@ -343,6 +476,11 @@ class DcgmSource:
         for board in self._boards.values():
             for unit in board.units:
                 unit.reset(since)
+
+
+def _is_next(series: SampleSeries, sample: DcgmSample) -> bool:
+    """Return whether no value was sampled between the last one of the series and this one, if it is newer."""
+    return series.is_known(sample.field, sample.stamp) or series.follows(sample.field, sample.stamp)
 
 
 def open_dcgm(config: Any) -> DcgmSource:

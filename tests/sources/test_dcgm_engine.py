@@ -1,0 +1,325 @@
+"""What a real host engine does to its clients, each first a law of the stand-in: seen on DCGM 4.6 with eight H100s."""
+
+import logging
+import threading
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from exporter.core.model import SECOND
+from exporter.sources.base import SourceError
+from exporter.sources.dcgm.connection import connect
+from tests.dcgm_stub.client import COMPUTE, GPU, Client
+from tests.sources.conformance import START
+from tests.sources.dcgm_rig import DcgmRig, gpu_of, kinds, rigged, unpacked
+
+NOT_SUPPORTED = -6
+
+
+@pytest.fixture(scope="session")
+def bindings(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return unpacked(tmp_path_factory.mktemp("bindings"))
+
+
+@pytest.fixture
+def closed(bindings: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DcgmRig]:
+    with rigged(bindings, tmp_path, monkeypatch) as rig:
+        yield rig
+
+
+@pytest.fixture
+def rig(closed: DcgmRig) -> DcgmRig:
+    closed.open()
+    return closed
+
+
+def an_engine(rig: DcgmRig) -> Client:
+    """Another client of the engine, which sees what it says."""
+    rig.stub.unsay("listen /tests/engine")
+    rig.stub.run(rig.stub.now)
+    return Client(rig.stub)
+
+
+# -- MIG instances have the driver's names --
+
+
+def test_an_engines_name_for_cuda_is_not_the_drivers_and_its_uuid_is(closed: DcgmRig) -> None:
+    closed.say("gpu 0 mig 3g.40gb 2g.20gb")
+    client = an_engine(closed)
+    visible = client.value(68, entity=(COMPUTE, 1), live=True)
+    assert visible.startswith("MIG-GPU-00000000-")
+    assert visible.count("/") == 2
+    assert client.value(54, entity=(COMPUTE, 1), live=True) == "MIG-00000000-0000-0000-0005-000000000001"
+
+
+def test_an_instance_is_known_by_the_drivers_uuid(closed: DcgmRig) -> None:
+    """The scheduler's and CUDA's name of it; the engine's own is found on no device."""
+    closed.say("gpu 0 mig 3g.40gb 2g.20gb")
+    closed.open()
+    parts = [device.uuid for device in closed.read(0).devices if device.parent]
+    assert parts == [f"MIG-00000000-0000-0000-0005-00000000000{number}" for number in (0, 1)]
+
+
+def test_where_the_engine_gives_no_uuid_cudas_name_is_taken_unless_it_is_the_engines_own(closed: DcgmRig) -> None:
+    closed.say("gpu 0 mig 3g.40gb", "gpu 0 instance 0 blank 54 not_supported")
+    closed.open()
+    (part,) = [device.uuid for device in closed.read(0).devices if device.parent]
+    assert part == "GPU-00000000-0000-0000-0000-000000000000/1"
+
+
+# -- an engine that went blind --
+
+
+def test_a_blind_engine_is_named_with_what_to_do(rig: DcgmRig) -> None:
+    rig.readings(0, 1, 2)
+    rig.say("engine blind", "gpu 1 xid 119 1")
+    for second in (3, 4, 5):
+        assert kinds(rig.read(second)) == set()
+    with pytest.raises(SourceError, match=r"lists 2 GPUs .*systemctl restart nvidia-dcgm"):
+        rig.read(6)
+
+
+def test_a_blind_engine_gives_no_devices_without_a_name(closed: DcgmRig) -> None:
+    """They would be booked as other GPUs, and the file of the known ones would be emptied."""
+    closed.say("engine blind")
+    with pytest.raises(SourceError, match="names none of them"):
+        closed.open()
+    assert closed.stub.count("connections") == 1  # until it is closed: `open_dcgm` does
+
+
+def test_one_blind_gpu_is_named_and_the_others_go_on(rig: DcgmRig) -> None:
+    rig.readings(0, 1, 2)
+    rig.say(*(f"gpu 0 blank {field} blank" for field in FIELDS_OF_A_BOARD))
+    quiet = [rig.read(second) for second in (3, 4)]
+    assert {kind for batch in quiet for kind in kinds(batch)} == set()
+    batches = [rig.read(second) for second in range(5, 12)]
+    (fault,) = batches[-1].faults
+    assert (fault.kind, gpu_of(fault.uuid)) == ("blank", 0)
+    assert "its driver calls fail" in fault.message
+    assert {gpu_of(r.uuid) for batch in batches for r in batch.readings if r.tensor_active is not None} == {1}
+    rig.stub.lines = [line for line in rig.stub.lines if " blank " not in line]
+    assert [kinds(rig.read(second)) for second in range(12, 15)][-1] == set()
+
+
+FIELDS_OF_A_BOARD = (
+    *(100, 112, 150, 155, 156, 164, 203, 206, 207, 250, 252, 1001, 1002, 1003, 1004, 1005, 1006, 1007, 1008),
+    *(1009, 1010, 1011, 1012, 1016),
+)
+
+
+def test_a_gpu_without_a_name_beside_others_is_not_lost(closed: DcgmRig) -> None:
+    """What was known of it stays: only its getters fail."""
+    closed.open()
+    closed.readings(0, 1)
+    closed.say("gpu 0 blank 54 blank", "gpu 0 blank 52 blank", "gpu 0 blank 67 blank")
+    batch = [closed.read(second) for second in range(2, 14)][-1]
+    assert [device.index for device in batch.devices] == ["0", "1"]
+    assert not any(device.uuid.startswith("unknown") for device in batch.devices)
+
+
+def test_the_gpu_whose_slow_calls_hold_up_the_others_is_named(closed: DcgmRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine has one loop for all GPUs. The stand-in sleeps for each field, so it sleeps less than a sick GPU."""
+    monkeypatch.setattr("exporter.sources.dcgm.source._SLOW_SECONDS", 0.02)
+    closed.say("count 4")
+    closed.open()
+    closed.readings(0, 1, 2)
+    closed.say("gpu * stuck")
+    closed.read(3)
+    closed.say("gpu 2 sleep dcgmEntitiesGetLatestValues 40")
+    messages = {gpu_of(fault.uuid): fault.message for fault in closed.read(9).faults}
+    assert messages.keys() == {0, 1, 2, 3}
+    assert all("GPU 2 (GPU-00000000-0000-0000-0000-000000000002) takes" in message for message in messages.values())
+
+
+# -- every Xid --
+
+
+def test_the_engine_keeps_every_xid_between_two_reads(closed: DcgmRig) -> None:
+    client = an_engine(closed)
+    groups = client.watch(230, keep=600.0)
+    closed.say("gpu 0 xid 79 1", "gpu 0 xid 154 2")
+    closed.stub.run(closed.stub.now + 1_000_000)
+    assert [seen.value for seen in client.since(groups)] == [79, 154]
+    assert client.value(230) == 154
+
+
+def test_every_xid_between_two_reads_is_counted(rig: DcgmRig) -> None:
+    rig.readings(0, 1)
+    rig.say("gpu 0 xid 79 1", "gpu 0 xid 120 2", "gpu 0 xid 154 3")
+    heard = [health.xids for second in (2, 3, 4) for health in rig.read(second).health if health.xids]
+    assert heard == [(79, 120, 154)]
+
+
+def test_an_xid_that_the_driver_and_the_kernels_log_report_is_one(rig: DcgmRig) -> None:
+    rig.readings(0, 1)
+    rig.say("gpu 0 xid 79 1", "gpu 0 xid 79 2", "gpu 0 xid 31 3", "gpu 0 xid 31 4")
+    heard = [xid for second in (2, 3) for health in rig.read(second).health for xid in health.xids]
+    assert heard == [79, 31, 31]
+    rig.say("gpu 0 xid 79 5")
+    heard = [xid for second in (30, 31) for health in rig.read(second).health for xid in health.xids]
+    assert heard == [79]
+
+
+# -- what a read costs --
+
+
+def test_the_latest_values_of_many_fields_are_one_request_and_those_since_a_time_one_each(closed: DcgmRig) -> None:
+    client = an_engine(closed)
+    groups = client.watch(1001, 1004, entities=((GPU, 0), (GPU, 1)))
+    closed.stub.run(closed.stub.now + 1_000_000)
+    before = closed.stub.count("requests")
+    client.latest(1001, 1004)
+    assert closed.stub.count("requests") == before + 1
+    client.since(groups)
+    assert closed.stub.count("requests") == before + 5
+
+
+def test_a_read_of_eight_gpus_asks_once_unless_a_value_would_be_missed(closed: DcgmRig) -> None:
+    closed.say("count 8", "gpu * tensor 40")
+    closed.open()
+    closed.readings(*range(10))
+    before = closed.stub.count("requests")
+    readings = closed.readings(*range(10, 30))
+    # One for the values of all; the health of all every ten seconds, with the inventory.
+    assert closed.stub.count("requests") - before <= 20 + 3 * 3
+    assert all(one.end == two.start for one, two in pairwise(readings))
+    closed.say("gpu * tensor 80")
+    late = closed.readings(32)  # three values at once
+    assert len(late) == 3
+    assert all(one.end == two.start for one, two in pairwise([*readings, *late]))
+
+
+def test_another_client_that_begins_to_sample_faster_is_noticed(rig: DcgmRig) -> None:
+    rig.readings(*range(10))
+    rig.say("watcher 1001 100", "watcher 1004 100")
+    readings = rig.readings(*range(10, 60))
+    assert all(one.end == two.start for one, two in pairwise(readings))
+    assert round((readings[-1].end - readings[-1].start) / SECOND, 1) == 0.1
+
+
+# -- the order of what was measured together --
+
+
+@pytest.mark.parametrize("period", [0.1, 1.0])
+def test_the_values_of_one_cycle_stay_together_however_they_are_stamped(closed: DcgmRig, period: float) -> None:
+    """Tensor is active only while an SM is, and an SM only while the engine is: also in the cycle of a change."""
+    closed.say("scatter 46000")
+    closed.open(period=period)
+    reads = round(12 / period)
+    readings = []
+    for number in range(reads):
+        busy = number // 3 % 2
+        closed.stub.lines = [line for line in closed.stub.lines if not line.startswith("gpu 0")]
+        closed.say(*(f"gpu 0 {key} {level * busy}" for key, level in (("gr", 90), ("sm", 70), ("tensor", 60))))
+        readings += closed.readings(number * period)
+    known = [r for r in readings if r.tensor_active is not None]
+    assert len(known) > reads / 2
+    for reading in known:
+        assert (reading.tensor_active or 0) <= (reading.sm_active or 0) + 1e-9
+        assert (reading.sm_active or 0) <= (reading.gr_engine_active or 0) + 1e-9
+
+
+# -- counters that the driver does not have --
+
+
+def test_the_engine_writes_a_line_for_each_sample_of_a_counter_that_its_driver_lacks(closed: DcgmRig) -> None:
+    closed.say("gpu 0 blank 1008 blank")
+    client = an_engine(closed)
+    client.watch(1008)
+    before = closed.stub.count("errors_logged")
+    closed.stub.run(closed.stub.now + 10_000_000)
+    assert closed.stub.count("errors_logged") == before + 10
+    client.latest(1016)  # watched by nobody
+    assert closed.stub.count("errors_logged") == before + 11
+
+
+def test_a_counter_that_stays_blank_is_given_up_and_asked_for_again_an_hour_later(closed: DcgmRig) -> None:
+    closed.say("gpu * blank 1008 blank")
+    closed.open()
+    closed.readings(*range(90))
+    before = closed.stub.count("errors_logged")
+    readings = closed.readings(*range(90, 120))
+    assert closed.stub.count("errors_logged") == before
+    assert all(reading.tensor_active is not None and reading.fp16_active is None for reading in readings)
+    closed.unsay("gpu * blank 1008 blank")
+    assert all(reading.fp16_active is None for reading in closed.readings(*range(120, 140)))
+    closed.readings(*range(3600, 3700, 5))
+    assert closed.readings(3701, 3702, 3703)[-1].fp16_active == pytest.approx(0.05)
+
+
+def test_nothing_is_asked_that_the_engine_would_complain_of(closed: DcgmRig) -> None:
+    """Links of MIG instances, and profiling values of a board on which none are watched."""
+    closed.say("count 3", "gpu 0 mig 3g.40gb 2g.20gb", f"gpu 1 profiling {NOT_SUPPORTED}")
+    closed.open()
+    before = closed.stub.count("errors_logged")
+    batches = [closed.read(second) for second in range(12)]
+    assert closed.stub.count("errors_logged") == before
+    assert {gpu_of(r.uuid) for batch in batches for r in batch.readings if r.tensor_active} >= {0, 2}
+
+
+# -- a pause that is refused --
+
+
+def test_a_pause_that_these_boards_do_not_need_is_told_at_once(rig: DcgmRig, caplog: pytest.LogCaptureFixture) -> None:
+    rig.readings(0, 1)
+    rig.say(f"error dcgmProfPause {NOT_SUPPORTED}")
+    rig.run(START + 2 * SECOND)
+    with caplog.at_level(logging.WARNING):
+        rig.source.pause()
+    (record,) = caplog.records
+    assert "a profiler can run beside this" in record.getMessage()
+    assert kinds(rig.read(60)) == set()
+
+
+# -- GPUs that are unbound and bound again --
+
+
+def test_the_indices_of_all_boards_follow_the_driver(rig: DcgmRig) -> None:
+    rig.readings(0, 1)
+    rig.say("gpu 0 index 1", "gpu 1 index 0")
+    batch = [rig.read(second) for second in range(2, 14)][-1]
+    assert {gpu_of(device.uuid): device.index for device in batch.devices} == {0: "1", 1: "0"}
+    assert {gpu_of(reading.uuid) for reading in rig.readings(14, 15)} == {0}
+
+
+def test_a_gpu_detached_on_purpose_is_missing_and_not_lost(rig: DcgmRig) -> None:
+    rig.readings(0, 1)
+    rig.say("gpu 1 detached")
+    batch = [rig.read(second) for second in range(2, 14)][-1]
+    assert {gpu_of(device.uuid): device.condition for device in batch.devices} == {0: "", 1: "missing"}
+    assert kinds(batch) == {"gpu_missing"}
+
+
+def test_a_gpu_that_comes_back_under_another_number_is_one(closed: DcgmRig) -> None:
+    closed.say("count 3", "gpu 2 gone")
+    closed.open()
+    closed.readings(0, 1)
+    closed.unsay("gpu 2 gone")
+    closed.say("gpu 1 gone", "gpu 2 uuid GPU-00000000-0000-0000-0000-000000000001")
+    batch = [closed.read(second) for second in range(2, 14)][-1]
+    assert sorted(gpu_of(device.uuid) for device in batch.devices) == [0, 1]
+    assert [device.condition for device in batch.devices] == ["", ""]
+
+
+# -- a listener that answers nothing --
+
+
+def test_a_listener_that_answers_nothing_holds_nobody_beyond_the_time_limit(closed: DcgmRig) -> None:
+    """libdcgm waits much longer than its timeout says."""
+    address = closed.stub.listen()
+    closed.say("engine hung 4000")
+    closed.run(START)
+    with pytest.raises(SourceError, match=r"has not answered for 0.2 s"):
+        connect(closed.bindings, address, timeout_seconds=0.2)
+    assert [thread.name for thread in threading.enumerate()].count("dcgm-connect") == 1
+    with pytest.raises(SourceError, match="earlier attempt"):
+        connect(closed.bindings, address, timeout_seconds=0.2)
+    assert [thread.name for thread in threading.enumerate()].count("dcgm-connect") == 1
+    closed.unsay("engine hung 4000")
+    closed.run(START + SECOND)
+    for thread in threading.enumerate():
+        if thread.name == "dcgm-connect":
+            thread.join(30)
+    assert closed.stub.count("connections") == 0
