@@ -3,13 +3,16 @@
  * One lock over everything; it is let go while a call sleeps, hangs, or calls back. */
 #include <pthread.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "clients.h"
 #include "world.h"
 
-enum { TOLD = 96 };
+enum { TOLD = 96, MESSAGE = 128 };
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static struct { char name[64]; unsigned long n; } calls[TOLD];
 bool initialised;
@@ -72,6 +75,34 @@ status_t enter(const char *call, handle_t handle) {
     if (!status) status = verdict(call, -1);
     if (!status && !client_alive(handle)) status = CONNECTION_NOT_VALID;
     return status ? leave(status) : OK;
+}
+
+unsigned long requests;
+
+/* In life the engine is another process: with DCGM_STUB_ROUND_TRIPS set, a process of ours stands for it and sends each
+ * message back. It ends when its end of the socket is the last one open. */
+static int other_process(void) {
+    int pair[2];
+    if (socketpair(AF_UNIX, SOCK_STREAM, 0, pair)) die("no socket for round trips", "");
+    pid_t child = fork();
+    if (child < 0) die("no process for round trips", "");
+    if (child) return close(pair[1]), pair[0];
+    char message[MESSAGE];
+    for (int fd = 0; fd < 1024; fd++)
+        if (fd != pair[1]) close(fd);
+    while (recv(pair[1], message, sizeof message, MSG_WAITALL) == sizeof message)
+        if (send(pair[1], message, sizeof message, MSG_NOSIGNAL) < 0) break;
+    _exit(0);
+}
+
+void request(void) {
+    static int to = -2;
+    requests++;
+    if (to == -2) to = getenv("DCGM_STUB_ROUND_TRIPS") ? other_process() : -1;
+    char message[MESSAGE] = {0};
+    if (to < 0) return;
+    if (send(to, message, sizeof message, MSG_NOSIGNAL) < 0 || recv(to, message, sizeof message, MSG_WAITALL) < 0)
+        die("the process for round trips is gone", "");
 }
 
 status_t leave(status_t status) {

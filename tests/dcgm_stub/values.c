@@ -166,7 +166,7 @@ status_t dcgmEntitiesGetLatestValues(handle_t h, const struct entity *e, unsigne
                                      unsigned n, unsigned flags, struct field_value_2 *to) {
     ENTER(h);
     if (!entities || !n || entities > MAX_GROUP_ENTITIES || n > MAX_GROUP_FIELDS) return leave(BADPARAM);
-    requests++;
+    request();
     for (unsigned i = 0; i < entities; i++)
         for (unsigned k = 0; k < n; k++) {
             struct told t = latest(__func__, e[i], fields[k], flags & FLAG_LIVE);
@@ -187,12 +187,10 @@ static void add(struct list *list, struct told t) {
     list->told[list->n++] = t;
 }
 
-unsigned long requests;
-
 static status_t collect(const char *call, struct entity e, uint16_t id, int64_t since, struct list *list) {
     int place = place_of(e), field = field_at(id), n;
     struct value *values;
-    requests++;
+    request();
     if (place < 0 || field < 0) return NOT_WATCHED;
     status_t status = verdict(call, gpu_of(place));
     if (!status) status = engine_since(place, field, since, &values, &n);

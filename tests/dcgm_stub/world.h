@@ -169,6 +169,7 @@ bool engine_watched(int place, int field);
 extern unsigned long errors_logged;
 /* Messages to the engine that ask for values: the latest of many are one, those since a time one a field and entity. */
 extern unsigned long requests;
+void request(void); /* counts one, and makes the round trip if DCGM_STUB_ROUND_TRIPS is set */
 
 /* passes.c: which profiling fields can be read together. */
 unsigned metric_groups(unsigned gpu, struct metric_group *to);
