@@ -39,6 +39,9 @@ class ConnectionLimits(Struct, frozen=True):
     """New connections of an address at once; a TLS handshake costs about a millisecond of CPU time."""
     new_per_second: float = 20
     """Sustained rate of new connections of an address."""
+    handshakes: int = 32
+    """Maximum of TLS handshakes in progress; each holds some 300 KiB."""
+    handshakes_per_address: int = 8
     handshake_seconds: float = 10
     tls_shutdown_seconds: float = 1
     """Time for TLS close_notify; the connection is closed without it afterwards."""
@@ -161,6 +164,11 @@ class Connection(asyncio.Protocol):
         return self.wait.used_share(now) + (0 if self._requests_served else _NEW_CLIENT_PENALTY)
 
     @property
+    def shakes_hands(self) -> bool:
+        """Whether its TLS handshake is in progress."""
+        return self._transport is None and self.web_config.ssl_context is not None
+
+    @property
     def is_idle(self) -> bool:
         """Whether no request is in progress."""
         return self._idle and not self.unsent_bytes
@@ -247,10 +255,12 @@ class ConnectionManager:
                 "ssl_handshake_timeout": self.limits.handshake_seconds,
                 "ssl_shutdown_timeout": self.limits.tls_shutdown_seconds,
             }
-        with contextlib.suppress(OSError):  # the handshake failed; ssl.SSLError is an OSError
+        try:
             await asyncio.get_running_loop().connect_accepted_socket(lambda: connection, client_socket, **tls_options)
-            return
-        self.connections.discard(connection)
+        except OSError as err:  # the handshake failed; ssl.SSLError is an OSError
+            # Its frames refer to asyncio's protocol and so to a buffer of 256 KiB, and one of them to the error.
+            err.__traceback__ = err.__context__ = None
+            self.connections.discard(connection)
 
     def _make_room(self, limit: int, *, spare: Connection | None = None) -> None:
         """Evict connections over the limits, first those of `spare`'s address; `spare` is the new connection."""
@@ -262,8 +272,16 @@ class ConnectionManager:
         others = self.connections - {spare}
         if spare is not None:
             own = [connection for connection in others if connection.address == spare.address]
-            for connection in surplus(own, self.limits.per_address - 1, worst=rank):
-                connection.abort()
+            shaking = [connection for connection in own if connection.shakes_hands]
+            all_shaking = [connection for connection in others if connection.shakes_hands]
+            for candidates, most in (
+                (own, self.limits.per_address),
+                (shaking, self.limits.handshakes_per_address),
+                (all_shaking, self.limits.handshakes),
+            ):
+                present = [connection for connection in candidates if connection in self.connections]
+                for connection in surplus(present, most - 1, worst=rank):
+                    connection.abort()
         for connection in surplus(others & self.connections, limit - (spare is not None), worst=rank):
             connection.abort()
 

@@ -1,8 +1,11 @@
 """Tests slow connections: each is closed, and none delays the response to another."""
 
+import gc
 import itertools
 import select
 import socket
+import time
+from asyncio.sslproto import SSLProtocol
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -211,7 +214,57 @@ def test_handshakes_under_way_make_room_as_well(tmp_path: Path, authority: Autho
         assert until_cut(lines[0]) == b""
 
 
+@pytest.mark.parametrize(
+    ("changed", "here"),
+    [({"handshakes_per_address": 2}, "127.0.0.2"), ({"handshakes": 2}, "127.0.0.3")],
+    ids=["of an address", "of all"],
+)
+def test_handshakes_in_progress_are_bounded(
+    tmp_path: Path, authority: Authority, changed: dict[str, float], here: str
+) -> None:
+    trusted = client_context(f"{authority.certificate}")
+    with secured(tmp_path, authority, handshake_seconds=600, **changed) as site, ExitStack() as stack:
+        client = stack.enter_context(site.client(verify=trusted))
+        assert client.get("/metrics").status_code == 200  # established: no handshake puts it out
+        lines = [stack.enter_context(site.line(here=here if n < 2 else "127.0.0.2")) for n in range(3)]
+        for line in lines:
+            line.sendall(HELLO)
+        assert until_cut(lines[0]) == b""
+        assert client.get("/metrics").status_code == 200
+        assert select.select(lines[1:], [], [], 0.2)[0] == []
+
+
 def test_plain_http_where_tls_is_spoken_gets_nothing(tmp_path: Path, authority: Authority) -> None:
     with secured(tmp_path, authority) as site, site.line() as line:
         line.sendall(REQUEST)
         assert b"HTTP" not in until_cut(line)
+
+
+@pytest.mark.parametrize("said", [b"", HELLO, b"GET / HTTP/1.1\r\n\r\n"], ids=["silent", "half a hello", "no TLS"])
+@pytest.mark.parametrize(
+    ("ended_by", "changed"),
+    [
+        ("client", {"handshake_seconds": 600}),
+        ("time", {"handshake_seconds": 0.2}),
+        ("others", {"handshake_seconds": 600, "per_address": 1}),
+    ],
+)
+def test_a_handshake_that_failed_keeps_no_memory(
+    tmp_path: Path, authority: Authority, said: bytes, ended_by: str, changed: dict[str, float]
+) -> None:
+    """Each has a buffer of 256 KiB: in a cycle of references it would stay until all objects are looked through."""
+    with secured(tmp_path, authority, **changed) as site, site.client(verify=False) as client, ExitStack() as lines:
+        gc.collect()
+        gc.disable()
+        lines.callback(gc.enable)
+        for _ in range(10):
+            line = lines.enter_context(site.line())
+            line.sendall(said)
+            if ended_by == "client":
+                line.close()
+        deadline = time.monotonic() + 20
+        while len(left := [each for each in gc.get_objects() if isinstance(each, SSLProtocol)]) > 1:
+            assert time.monotonic() < deadline, f"{len(left)} are left"
+            del left
+            client.get("/healthz")
+            time.sleep(0.05)
