@@ -6,7 +6,7 @@ Used by every server of this daemon. Has no sockets and no clock: the caller pas
 from collections.abc import Callable, Collection, Hashable, Mapping
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from math import inf
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from msgspec import Struct
 
@@ -37,7 +37,7 @@ def overdue(deadlines: Mapping[Key, Deadline], now: float) -> list[Key]:
     return [connection for connection, deadline in deadlines.items() if deadline.used_share(now) > 1]
 
 
-def surplus(connections: Collection[Key], most: int, *, worst: Callable[[Key], float]) -> list[Key]:
+def surplus(connections: Collection[Key], most: int, *, worst: Callable[[Key], Any]) -> list[Key]:
     """Connections to close when there are more than `most`: those with the highest `worst`, highest first."""
     return sorted(connections, key=worst, reverse=True)[: max(0, len(connections) - most)]
 

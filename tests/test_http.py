@@ -27,7 +27,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from exporter.core.evidence import HANG_SIGNS
-from exporter.core.exposition import OPENMETRICS_CONTENT_TYPE, TEXT_CONTENT_TYPE
+from exporter.core.exposition import OPENMETRICS_CONTENT_TYPE, TEXT_CONTENT_TYPE, render
 from exporter.core.leaks import LEAK_NAMES, LEAKS
 from exporter.core.ledger import Ledger
 from exporter.core.model import (
@@ -294,6 +294,26 @@ def test_without_a_live_sample_nothing_is_served_as_live(box: Box, why: str) -> 
         assert "gpu_efficiency_" not in site.client.get("/metrics").text
         assert set(site.client.get("/api/v1/gpus").json()) == {"detail"}
         assert site.client.get("/healthz").text == "ok\n"
+
+
+def test_one_sample_is_rendered_once_for_each_format_whoever_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    rendered = []
+
+    def counted(snapshot: Snapshot, *, openmetrics: bool) -> bytes:
+        rendered.append(openmetrics)
+        return render(snapshot, openmetrics=openmetrics)
+
+    monkeypatch.setattr("exporter.web.app.render", counted)
+    box = Box()
+    with serving(box) as site:
+        first = site.client.get("/metrics")
+        assert [site.client.get("/metrics").text for _ in range(5)] == [first.text] * 5
+        site.client.get("/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"})
+        assert rendered == [False, True]
+        assert box.snapshot is not None
+        box.snapshot = replace(box.snapshot, at=box.snapshot.at + S)
+        site.client.get("/metrics")
+        assert rendered == [False, True, False]
 
 
 def test_a_source_that_cannot_be_read_is_named_and_the_daemon_stays_ready() -> None:

@@ -42,10 +42,10 @@ from exporter.web.responses import (
     HTML,
     JSON,
     PLAIN,
+    MetricsPage,
     encode_json,
     error_response,
     make_response,
-    metrics_response,
     status_response,
 )
 
@@ -177,6 +177,7 @@ class _Endpoints:
     def __init__(self, provider: SnapshotProvider, history: HistoryReader | None) -> None:
         self._provider, self._history = provider, history
         self._turn, self._store_turn = Lock(), Lock()
+        self._metrics_page = MetricsPage()
 
     def node_page(self, request: Request) -> Response:
         """Show the latest snapshot, also when it is old, but then not as live."""
@@ -233,7 +234,9 @@ class _Endpoints:
             saved = latest.snapshot if self._history is None else self._history.checkpointed_view(latest.snapshot)
             if saved is None:
                 return status_response("no checkpoint has been saved yet: the history's disk does not respond")
-            return metrics_response(request, lambda openmetrics: render(saved, openmetrics=openmetrics))
+            return self._metrics_page.respond(
+                request, saved, lambda openmetrics: render(saved, openmetrics=openmetrics)
+            )
 
     def ready(self) -> Response:
         """Respond 200 if the newest sample is live, otherwise 503 with the reason.

@@ -4,7 +4,7 @@ A client that accepts no supported format gets plain text.
 """
 
 import gzip
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import msgspec
 from fastapi import Request, Response
@@ -99,7 +99,30 @@ def status_response(problem: str, *, note: str = "") -> Response:
 
 def metrics_response(request: Request, exposition: Callable[[bool], bytes]) -> Response:
     """Respond to a scrape: `exposition` (True: OpenMetrics, without `# EOF`), then metrics of this process."""
-    openmetrics = wants_openmetrics(",".join(request.headers.getlist("accept")))
-    process_metrics = generate_openmetrics(_PROCESS) if openmetrics else generate_latest(_PROCESS)  # type: ignore[no-untyped-call]
-    content_type = OPENMETRICS_CONTENT_TYPE if openmetrics else TEXT_CONTENT_TYPE
-    return make_response(exposition(openmetrics) + process_metrics, content_type, request=request)
+    return MetricsPage().respond(request, None, exposition)
+
+
+class MetricsPage:
+    """Responds to scrapes, and renders and compresses one state of the metrics once for all of them. Not thread-safe.
+
+    A flood of scrapes then costs what its requests cost, not what the text does.
+    """
+
+    def __init__(self) -> None:
+        self._state: object = None
+        self._responses: dict[tuple[bool, bool], tuple[bytes, Mapping[str, str]]] = {}
+        """(body, headers) by (OpenMetrics, gzip)."""
+
+    def respond(self, request: Request, state: object, exposition: Callable[[bool], bytes]) -> Response:
+        """Respond with `exposition` (True: OpenMetrics, without `# EOF`) of `state`, then metrics of this process."""
+        if state is not self._state:
+            self._state, self._responses = state, {}
+        openmetrics = wants_openmetrics(",".join(request.headers.getlist("accept")))
+        key = openmetrics, wants_gzip(",".join(request.headers.getlist("accept-encoding")))
+        if key not in self._responses:
+            process_metrics = generate_openmetrics(_PROCESS) if openmetrics else generate_latest(_PROCESS)  # type: ignore[no-untyped-call]
+            content_type = OPENMETRICS_CONTENT_TYPE if openmetrics else TEXT_CONTENT_TYPE
+            made = make_response(exposition(openmetrics) + process_metrics, content_type, request=request)
+            self._responses[key] = bytes(made.body), dict(made.headers)
+        body, headers = self._responses[key]
+        return Response(body, 200, dict(headers))

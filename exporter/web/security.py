@@ -13,8 +13,11 @@ import threading
 import time
 from base64 import b64decode
 from binascii import Error as NotBase64
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from contextlib import AbstractAsyncContextManager
 from ipaddress import ip_address
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -23,13 +26,15 @@ from msgspec import Struct
 from starlette.responses import Response
 
 from exporter.config import ConfigError
-from exporter.connections import AddressBuckets, TokenBucket, is_loopback
+from exporter.connections import AddressBuckets, TokenBucket, client_network, is_loopback
 
 Verdict = Literal["yes", "no", "later"]
 _BCRYPT_MAX_BYTES = 72
 """Bytes of a password that bcrypt uses."""
 _MAX_WAITING = 16
 """Maximum number of requests that wait for a password check; one hash is computed at a time."""
+_FORGIVEN_SECONDS, _MOST_FAILED = 600.0, 4096
+"""How long a wrong password is held against its address, and for how many addresses that is remembered."""
 
 
 class PasswordChecker:
@@ -42,9 +47,13 @@ class PasswordChecker:
         self._salt = os.urandom(16)
         self._decoy = b"$2b$%02d$" % max(int(password_hash[4:6]) for password_hash in self._hashes.values()) + b"." * 53
         self._hash_lock = asyncio.Lock()
-        self._waiting = 0
+        self._waiting: Counter[bool] = Counter()
+        """Requests that wait for a check, of addresses that have failed lately (True) and of others."""
         self._per_address = AddressBuckets(5, 0.5)
-        self._overall = TokenBucket(20, 4)
+        self._overall = {True: TokenBucket(20, 2), False: TokenBucket(20, 2)}
+        """Checks for addresses that have failed lately, and for others: guesses take nothing from a first login."""
+        self._failed_at: dict[str, float] = {}
+        """When a check for an address last failed, the latest last."""
 
     async def verdict(self, header: str | None, address: str) -> Verdict:
         """Check a user's credentials; "later": not checked, after too many failures from `address` or in total."""
@@ -55,9 +64,10 @@ class PasswordChecker:
         digest = self._digest(password)
         if self._is_verified(name, digest):
             return "yes"
-        if self._waiting >= _MAX_WAITING:
+        guesses = self.guesses(address)
+        if self._waiting[guesses] >= _MAX_WAITING:
             return "later"
-        self._waiting += 1
+        self._waiting[guesses] += 1
         try:
             async with self._hash_lock:
                 return (
@@ -66,24 +76,41 @@ class PasswordChecker:
                     else await self._check_hash(name, password, digest, address)
                 )
         finally:
-            self._waiting -= 1
+            self._waiting[guesses] -= 1
+
+    def knows(self, header: str | None) -> bool:
+        """Return whether these credentials were correct before; computes no hash."""
+        parsed = parse_credentials(header)
+        return parsed is not None and self._is_verified(parsed[0], self._digest(parsed[1]))
 
     async def _check_hash(self, name: str, password: bytes, digest: bytes, address: str) -> Verdict:
         now, bucket = time.monotonic(), self._per_address.bucket_of(address)
+        overall = self._overall[self.guesses(address)]
         if not bucket.take(now):
             return "later"
-        if not self._overall.take(now):
+        if not overall.take(now):
             bucket.refund()
             return "later"
         if (
             not await asyncio.to_thread(_matches, password, self._hashes.get(name, self._decoy))
             or name not in self._hashes
         ):
+            self._note_failure(address, now)
             return "no"
         bucket.refund()
-        self._overall.refund()
+        overall.refund()
         self._verified[name] = digest
         return "yes"
+
+    def guesses(self, address: str) -> bool:
+        """Return whether a check for the address has failed lately."""
+        return time.monotonic() - self._failed_at.get(client_network(address), -inf) < _FORGIVEN_SECONDS
+
+    def _note_failure(self, address: str, now: float) -> None:
+        self._failed_at.pop(client_network(address), None)
+        self._failed_at[client_network(address)] = now
+        if len(self._failed_at) > _MOST_FAILED:
+            del self._failed_at[next(iter(self._failed_at))]
 
     def _is_verified(self, name: str, digest: bytes) -> bool:
         return hmac.compare_digest(self._verified.get(name, b""), digest)
@@ -271,6 +298,9 @@ class TrackedConnection(Protocol):
     def response_sent(self) -> None:
         """Note that the app has written its whole response."""
 
+    def turn(self) -> AbstractAsyncContextManager[None]:
+        """Return the context in which a request is handled; entering it may wait for others of the client's address."""
+
     def refusal_delay(self) -> float:
         """Return the seconds to wait before a refusal is sent, which slows down repeated attempts."""
 
@@ -338,7 +368,8 @@ class AccessControl:
         elif scope["path"] == "/readyz":
             await self._respond_ready(scope, receive, send, show_reasons=may_see_reasons)
         else:
-            await self._app(scope, receive, send)
+            async with connection.turn():
+                await self._app(scope, receive, send)
 
     async def _check(self, scope: Scope, connection: TrackedConnection) -> tuple[AccessRefusal | None, bool]:
         """Return the refusal, if any, and whether the client may see the reasons of /readyz."""
@@ -347,10 +378,17 @@ class AccessControl:
             return AccessRefusal(405, "only GET and HEAD are supported", {"Allow": "GET, HEAD"}), False
         if path == "/healthz":
             return None, False
-        verdict = await self._verdict(scope)
         if path == "/readyz":
-            return None, verdict == "yes"
+            return None, await self._may_see_reasons(scope)
+        verdict = await self._verdict(scope)
         return _password_refusal(verdict) or self._rate_limited() or self._forbidden(scope, connection), True
+
+    async def _may_see_reasons(self, scope: Scope) -> bool:
+        """Return whether the client may see the reasons of /readyz; an address that guesses is not worth a hash."""
+        passwords, header = self._listener.watcher.current.passwords, _header(scope, b"authorization")
+        if passwords is None or passwords.knows(header):
+            return True
+        return not passwords.guesses(_address(scope, "client")) and await self._verdict(scope) == "yes"
 
     async def _verdict(self, scope: Scope) -> Verdict:
         passwords = self._listener.watcher.current.passwords

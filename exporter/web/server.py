@@ -10,8 +10,9 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager
 from typing import Any
 
 import h11
@@ -24,6 +25,7 @@ from exporter.connections import AddressBuckets, Deadline, client_network, overd
 from exporter.web.security import AccessControl, WebConfig, WebConfigWatcher, WebListener, merge_headers
 
 _SWEEP_SECONDS = 0.5
+_REGULAR_SECONDS, _MOST_KNOWN = 60.0, 256
 _NEW_CLIENT_PENALTY = 0.5
 """Added to the eviction rank of a connection without a completed request, so that a flood of new connections evicts
 established ones only after half of their timeout."""
@@ -47,6 +49,8 @@ class ConnectionLimits(Struct, frozen=True):
     """Time for TLS close_notify; the connection is closed without it afterwards."""
     request_seconds: float = 10
     """Time from the first byte of a request, or from the start of the connection, to the end of the request."""
+    requests_per_address: int = 2
+    """Maximum of an address's requests that are handled at once; others of the address wait."""
     answer_seconds: float = 30
     """Time until the client has read the whole response."""
     idle_seconds: float = 75
@@ -145,10 +149,15 @@ class Connection(asyncio.Protocol):
         """Start the idle timeout, once the client has read the whole response."""
         self._received_bytes, self._idle = 0, True
         self._requests_served += 1
+        self.manager.note_served(self.address)
         if self.unsent_bytes:
             self.manager.evict_slow_readers()
         else:
             self.wait.restart(time.monotonic(), self.manager.limits.idle_seconds)
+
+    def turn(self) -> AbstractAsyncContextManager[None]:
+        """Return the context in which a request is handled; entering it may wait for others of the address."""
+        return self.manager.turn(self.address)
 
     def refusal_delay(self) -> float:
         """Return the seconds that a refusal waits before it is sent."""
@@ -160,7 +169,7 @@ class Connection(asyncio.Protocol):
             self.wait.restart(time.monotonic(), self.manager.limits.idle_seconds)
 
     def eviction_rank(self, now: float) -> float:
-        """Return the used share of its timeout, more if no request was completed; the highest rank is evicted first."""
+        """Return the used share of its timeout, more if no request was completed; the higher, the earlier evicted."""
         return self.wait.used_share(now) + (0 if self._requests_served else _NEW_CLIENT_PENALTY)
 
     @property
@@ -199,6 +208,13 @@ def _has_allowed_name(transport: asyncio.Transport, names: frozenset[str]) -> bo
     return bool(names & certificate_names(transport.get_extra_info("peercert") or {}))
 
 
+class _Turn(Struct, eq=False):
+    """The requests of one address that are handled or wait."""
+
+    semaphore: asyncio.Semaphore
+    users: int = 0
+
+
 class ConnectionManager:
     """Accepts connections of all listening sockets and enforces the limits on them."""
 
@@ -210,6 +226,9 @@ class ConnectionManager:
         self._new_connections = AddressBuckets(limits.new_burst, limits.new_per_second)
         self._refusals = AddressBuckets(limits.refusals_burst, limits.refusals_per_second)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._served_since: dict[str, float] = {}
+        """When a request of each address was first completed."""
+        self._turns: dict[str, _Turn] = {}
 
     def listen(self, sock: socket.socket, config: uvicorn.Config, listener: WebListener) -> None:
         """Start to accept connections; call it in the event loop."""
@@ -264,10 +283,12 @@ class ConnectionManager:
 
     def _make_room(self, limit: int, *, spare: Connection | None = None) -> None:
         """Evict connections over the limits, first those of `spare`'s address; `spare` is the new connection."""
-        now = time.monotonic()
+        now, of_address = time.monotonic(), Counter(connection.address for connection in self.connections)
 
-        def rank(connection: Connection) -> float:
-            return connection.eviction_rank(now)
+        def rank(connection: Connection) -> tuple[int, bool, float]:
+            """Rank those of the address with most connections first, then those of addresses not known for long."""
+            address = connection.address
+            return of_address[address], not self.is_regular(address, now), connection.eviction_rank(now)
 
         others = self.connections - {spare}
         if spare is not None:
@@ -284,6 +305,29 @@ class ConnectionManager:
                     connection.abort()
         for connection in surplus(others & self.connections, limit - (spare is not None), worst=rank):
             connection.abort()
+
+    def note_served(self, address: str) -> None:
+        """Note that a request of the address was completed; remembers the addresses that were served first."""
+        self._served_since.setdefault(address, time.monotonic())
+        if len(self._served_since) > _MOST_KNOWN:
+            del self._served_since[max(self._served_since, key=self._served_since.__getitem__)]
+
+    @contextlib.asynccontextmanager
+    async def turn(self, address: str) -> AsyncIterator[None]:
+        """Wait until fewer requests of the address are handled than may be at once: those of others need not wait."""
+        turn = self._turns.setdefault(address, _Turn(asyncio.Semaphore(self.limits.requests_per_address)))
+        turn.users += 1
+        try:
+            async with turn.semaphore:
+                yield
+        finally:
+            turn.users -= 1
+            if not turn.users:
+                del self._turns[address]
+
+    def is_regular(self, address: str, now: float) -> bool:
+        """Return whether the address was served long ago and is remembered: a scraper keeps its place in a flood."""
+        return now - self._served_since.get(address, now) >= _REGULAR_SECONDS
 
     def refusal_delay(self, address: str) -> float:
         """Return the seconds that a refusal to that address waits: 0 while its rate limit is not exceeded."""

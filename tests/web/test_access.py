@@ -203,6 +203,21 @@ def test_with_users_the_page_is_theirs_and_probes_are_told_no_reasons(tmp_path: 
         assert client.head("/readyz").status_code == 503
 
 
+def test_guessing_at_readiness_computes_one_hash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed: list[bytes] = []
+
+    def refused(word: bytes, _: bytes) -> bool:
+        hashed.append(word)
+        return False
+
+    monkeypatch.setattr("exporter.web.security._matches", refused)
+    guarding = web_file(tmp_path, f"basic_auth_users: {{ada: '{HASH}'}}")
+    with served(plain_app(problem="a job is stuck"), guarding=guarding) as site, site.client() as client:
+        for number in range(20):
+            assert client.get("/readyz", auth=("ada", f"guess {number}")).text == "not ready\n"
+    assert hashed == [b"guess 0"]
+
+
 def test_readiness_says_that_a_new_file_is_bad(tmp_path: Path) -> None:
     guarding = web_file(tmp_path, "http_server_config: {http2: true}")
     with served(guarding=guarding) as site, site.client() as client:

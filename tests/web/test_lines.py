@@ -4,6 +4,7 @@ import gc
 import itertools
 import select
 import socket
+import threading
 import time
 from asyncio.sslproto import SSLProtocol
 from collections.abc import Iterable, Iterator
@@ -11,6 +12,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+from fastapi import Response
 
 from exporter.tls import client_context
 from exporter.web.security import WebConfigWatcher
@@ -161,6 +163,52 @@ def test_a_crowd_of_newcomers_does_not_put_out_who_reads_regularly() -> None:
         for _ in range(50):
             stack.enter_context(site.line())
         assert answers(honest)
+
+
+def test_in_a_flood_the_address_with_most_connections_makes_room() -> None:
+    """So a scraper that connects anew for each scrape gets its answer, whoever else scrapes, and however often."""
+    with served(limits=limits(connections=9)) as site, ExitStack() as stack:
+        flood = [stack.enter_context(site.line(here=f"127.0.0.{2 + n % 3}")) for n in range(9)]
+        assert all(answers(line) for line in flood)
+        for _ in range(3):
+            with site.line(here="127.0.0.9") as scrape:
+                assert answers(scrape)
+            flood += [stack.enter_context(site.line(here=f"127.0.0.{2 + n}")) for n in range(3)]
+
+
+def test_of_equal_addresses_the_one_that_was_served_long_ago_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("exporter.web.server._REGULAR_SECONDS", 0.5)
+    with served(limits=limits(connections=2)) as site, ExitStack() as stack:
+        regular = stack.enter_context(site.line(here="127.0.0.2"))
+        assert answers(regular)
+        time.sleep(0.6)  # the time that makes it regular
+        new = stack.enter_context(site.line(here="127.0.0.3"))
+        assert answers(new)
+        assert answers(stack.enter_context(site.line(here="127.0.0.4")))
+        assert until_cut(new) == b""
+        assert answers(regular)
+
+
+def test_requests_of_one_address_wait_for_each_other_and_not_those_of_others() -> None:
+    gate, busy = threading.Event(), threading.Semaphore(0)
+    app = plain_app()
+
+    def wait() -> Response:
+        busy.release()
+        assert gate.wait(30)
+        return Response(b"done")
+
+    app.add_api_route("/wait", wait)
+    with served(app, limits=limits(requests_per_address=2), open_page=True) as site, ExitStack() as stack:
+        stack.callback(gate.set)
+        many = [stack.enter_context(site.line(here="127.0.0.2")) for _ in range(4)]
+        for line in many:
+            line.sendall(b"GET /wait HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert all(busy.acquire(timeout=30) for _ in range(2))
+        assert not busy.acquire(timeout=0.3)
+        assert answers(stack.enter_context(site.line(here="127.0.0.3")))
+        gate.set()
+        assert all(line.recv(1 << 16).startswith(b"HTTP/1.1 200") for line in many)
 
 
 def test_who_connects_too_often_is_not_taken() -> None:

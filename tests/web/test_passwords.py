@@ -116,10 +116,43 @@ def test_guessing_names_is_slowed_as_guessing_passwords_is() -> None:
 
 def test_guessing_from_everywhere_is_slowed_too(looked_at: list[bytes]) -> None:
     users = PasswordChecker(HASHES)
-    got = [ask(users, ("ada", b"wrong"), address=f"10.0.0.{host}")[0] for host in range(30)]
+    got = [ask(users, ("ada", b"wrong"), address=f"10.0.0.{host % 50}")[0] for host in range(100)]
     assert got[:20] == ["no"] * 20
-    assert got.count("later") >= 5
-    assert len(looked_at) <= 25
+    assert got.count("later") >= 50
+    assert len(looked_at) <= 45
+
+
+def test_a_first_login_is_checked_whoever_guesses() -> None:
+    """Guesses from many addresses have used up all that there is for them: an address without a failure has its own."""
+    users = PasswordChecker(HASHES)
+    for _ in range(3):
+        for host in range(20):
+            ask(users, ("ada", b"wrong"), address=f"10.0.0.{host}")
+    assert ask(users, ("ada", b"wrong"), address="10.0.0.1") == ["later"]
+    assert ask(users, ("ada", b"right"), address="10.0.1.1") == ["later"]  # twenty first failures used up the others'
+    users._overall[False].refund()  # half a second later
+    assert ask(users, ("ada", b"right"), address="10.0.1.1") == ["yes"]
+
+
+def test_guesses_that_wait_leave_room_for_a_first_login() -> None:
+    users = PasswordChecker(HASHES)
+    ask(users, ("ada", b"wrong"), address="10.0.0.1")
+
+    async def together() -> list[str]:
+        guesses = [users.verdict(basic("ada", b"wrong"), "10.0.0.1") for _ in range(40)]
+        return await asyncio.gather(*guesses, users.verdict(basic("ada", b"right"), "10.0.0.2"))
+
+    assert asyncio.run(together())[-1] == "yes"
+
+
+def test_a_probe_costs_no_hash(looked_at: list[bytes]) -> None:
+    users = PasswordChecker(HASHES)
+    assert not users.knows(basic("ada", b"right"))
+    assert not users.knows(None)
+    assert looked_at == []
+    ask(users, ("ada", b"right"))
+    assert users.knows(basic("ada", b"right"))
+    assert not users.knows(basic("ada", b"wrong"))
 
 
 def test_right_words_are_not_counted_as_guesses() -> None:
