@@ -27,6 +27,11 @@ from exporter.workloads import ProcessLookup, WorkloadListener, WorkloadProcess,
 
 LIMIT_BYTES = 4 << 20
 """Size limit of a page after decompression. A vLLM page with 8 engines is about 0.5 MB."""
+MAX_LINES = 50_000
+"""Lines of a page: each costs some 60 bytes beyond its text, so that a page of short lines would cost thirty times its
+size. That vLLM page has 4,000."""
+MAX_PAGES, MAX_PAGES_OF_JOB = 16, 4
+"""Pages that are fetched at once: a job whose engines send long pages, or slowly, delays its own."""
 _REDIRECTS = range(300, 400)
 
 
@@ -88,6 +93,10 @@ def _unpacked(unpack: "zlib._Decompress", chunk: bytes, max_length: int) -> byte
 
 
 def _text(body: bytes) -> str:
+    if body.count(b"\n") > MAX_LINES:
+        raise ScrapeFailure(
+            "too_large", f"has more than {MAX_LINES} lines", "look for another server behind its address"
+        )
     text = body.decode("utf-8", "replace")
     if text.lstrip()[:1] == "<":
         raise ScrapeFailure(
@@ -146,6 +155,8 @@ class ScrapeSchedule:
     def failed(self, now: int, failure: ScrapeFailure) -> None:
         """Record a failure. Waits double up to MAX_RETRY_WAIT; for a non-engine the wait is NOT_AN_ENGINE_WAIT."""
         self._failing_since = now if self.failure is None else self._failing_since
+        # Its frames hold the page.
+        failure.__traceback__ = failure.__cause__ = failure.__context__ = None
         self.failure, pause = failure, self._backoff.fail()
         if self.scraped_at is None and failure.kind not in _STARTING:
             pause = NOT_AN_ENGINE_WAIT
@@ -221,6 +232,8 @@ class EngineScraper:
         self._discovered_at: int | None = None
         self._unreachable_since: dict[tuple[str, str], int] = {}
         """Since when a job has not been listening or not been reachable, by (kind, job), monotonic nanoseconds."""
+        self._pages: asyncio.Semaphore
+        self._pages_of_job: dict[str, asyncio.Semaphore] = {}
         self._thread: threading.Thread | None = None
 
     def poll(self, _now: int, processes: Sequence[WorkloadProcess], lookup: ProcessLookup) -> WorkloadUpdate:
@@ -261,6 +274,7 @@ class EngineScraper:
             asyncio.TaskGroup() as group,
         ):
             tasks: set[asyncio.Task[None]] = set()
+            self._pages = asyncio.Semaphore(MAX_PAGES)
             while not self._stop.is_set():
                 self._discover(self._clock.now())
                 for schedule in self._due(self._clock.now()):
@@ -305,6 +319,8 @@ class EngineScraper:
             schedule.endpoint = endpoint
             schedules[key] = schedule
         self._schedules = schedules
+        present = {schedule.endpoint.placement.job_id for schedule in schedules.values()}
+        self._pages_of_job = {job: pages for job, pages in self._pages_of_job.items() if job in present}
 
     def _due(self, now: int) -> Iterator[ScrapeSchedule]:
         """Yield the schedules that are due; if a process answers on one port, its other ports are skipped."""
@@ -318,8 +334,11 @@ class EngineScraper:
                 yield schedule
 
     async def _scrape(self, client: httpx.AsyncClient, schedule: ScrapeSchedule) -> None:
+        job = schedule.endpoint.placement.job_id
+        of_job = self._pages_of_job.setdefault(job, asyncio.Semaphore(MAX_PAGES_OF_JOB))
         try:
-            await self._scrape_page(client, schedule)
+            async with of_job, self._pages:
+                await self._scrape_page(client, schedule)
         except ScrapeFailure as failure:
             schedule.failed(self._clock.now(), failure)
             self._count(f"engine_{failure.kind}")

@@ -296,6 +296,7 @@ MANNERS: Mapping[str, Manner] = {
     "half": lambda _, handler, body: send(handler, 200, body[: len(body) // 2], length=len(body)),
     "cut": lambda _, handler, body: send(handler, 200, body[:-3]),
     "huge": always(200, b"vllm:x 1\n" * (1 << 19)),
+    "lines": always(200, b"a 1\n" * 60_000),
     "newer": always(200, b"vllm:batch_now 1\nvllm:tokens_made_total 7\n"),
     "stranger": always(200, b"node_load1 0.5\n"),
     "malformed": lambda _, handler, body: send(handler, 200, body + b'vllm:num_preemptions_total{engine="0" 4\n'),

@@ -17,9 +17,17 @@ from msgspec.structs import replace
 
 from exporter.config import Config, EngineEndpoint, EngineSettings
 from exporter.core.model import MS, SECOND, ServingReport
-from exporter.engines.base import FAILURE_KINDS
-from exporter.engines.discovery import DiscoveredEngines, EngineDiscovery
-from exporter.engines.scraper import OUTCOMES, EngineScraper, _unpacked, open_engines
+from exporter.engines.base import FAILURE_KINDS, ScrapeFailure
+from exporter.engines.discovery import DiscoveredEngines, EngineDiscovery, MetricsEndpoint
+from exporter.engines.replica import Replica, ReplicaPlacement
+from exporter.engines.scraper import (
+    MAX_PAGES_OF_JOB,
+    OUTCOMES,
+    EngineScraper,
+    ScrapeSchedule,
+    _unpacked,
+    open_engines,
+)
 from exporter.workloads import WorkloadProcess, WorkloadUpdate
 from tests.clocks import JumpClock
 from tests.engines.standins import Server, StandIn, served
@@ -150,6 +158,7 @@ def test_a_packed_page_is_unpacked(opened: Open, serve: Serve) -> None:
         ("drip", "timeout", "gave no whole page within 1 s"),
         ("huge", "too_large", "is longer than 4194304 bytes"),
         ("bomb", "too_large", "is longer than 4194304 bytes"),
+        ("lines", "too_large", "has more than 50000 lines"),
         ("html", "html", "is an HTML page"),
         ("json", "not_an_engine", "does not end with a whole line"),
         ("broken", "status", "answered HTTP 500"),
@@ -207,6 +216,37 @@ def test_a_slow_engine_holds_up_no_other(opened: Open, serve: Serve) -> None:
     bench = opened(f"{slow.url}/metrics", f"{quick.url}/metrics")
     bench.until(lambda: len(bench.serving) == 1)
     assert (len(slow.asked), bench.count("timeout")) == (1, 0)
+
+
+def test_a_job_has_few_pages_in_work_at_once_and_another_job_does_not_wait(opened: Open, serve: Serve) -> None:
+    """Else eight long pages of one job could take all the memory that the daemon has."""
+    other, *slow = (serve() for _ in range(2 * MAX_PAGES_OF_JOB + 1))
+    for server in slow:
+        server.manner = "slow"
+    fixed = [EngineEndpoint(f"{server.url}/metrics", "j") for server in slow]
+    guests = (HERE, WorkloadProcess(1, "k", ("GPU-0",)))
+    bench = opened(guests=guests, endpoints=(*fixed, EngineEndpoint(f"{other.url}/metrics", "k")))
+    bench.until(lambda: len(bench.serving) == 1)
+    bench.ticks()
+    assert sum(len(server.asked) for server in slow) == MAX_PAGES_OF_JOB
+
+
+def test_a_failure_keeps_nothing_of_the_page() -> None:
+    """It is kept until the engine answers again, and the frames of its traceback refer to the page."""
+    endpoint = MetricsEndpoint(base="http://127.0.0.1:1", paths=("/metrics",), placement=ReplicaPlacement("j"))
+    schedule = ScrapeSchedule(endpoint, Replica({}, interval=SECOND), interval=SECOND, chance=lambda: 0.5)
+    with pytest.raises(ScrapeFailure) as raised:
+        _fails()
+    schedule.failed(SECOND, raised.value)
+    assert schedule.failure is raised.value
+    assert (raised.value.__traceback__, raised.value.__cause__, raised.value.__context__) == (None, None, None)
+
+
+def _fails() -> None:
+    try:
+        int("4 MiB")
+    except ValueError as error:
+        raise ScrapeFailure("malformed", "cannot be read", "look") from error
 
 
 def test_an_engine_that_began_anew(opened: Open, serve: Serve) -> None:
