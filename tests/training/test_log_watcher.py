@@ -21,7 +21,8 @@ from exporter.training.logs.watcher import (
     FILE_BYTES,
     FRESH_BYTES,
     MOST_FILES,
-    POLL_BYTES,
+    USER_BURST,
+    USER_RATE,
     LogWatcher,
 )
 from exporter.training.message import LoggedMessage
@@ -439,8 +440,26 @@ def test_all_files_have_their_turn(node: Make) -> None:
         a.write(f"j{n}.log", *(line(step) for step in range(10, 20_000, 10)))
     polls = [a.poll() for _ in range(12)]
     most = max(sum(len(line(10)) for _ in poll) for poll in polls)
-    assert most <= POLL_BYTES
+    assert most <= USER_BURST
     assert {one.job_id for poll in polls for one in poll} == {f"j{n}" for n in range(12)}
+
+
+@pytest.mark.slow
+def test_one_users_logs_are_read_at_a_bounded_rate_and_lag_is_told(
+    node: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    a = node()
+    a.write("12.log", line(10))
+    a.poll()
+    read = 0
+    for _ in range(40):  # a second each
+        a.write("12.log", *["x" * 1023] * 1024)
+        before = a.watch.counts["log_lines"]
+        a.poll(after=1)
+        read += a.watch.counts["log_lines"] - before
+    assert 39 * USER_RATE <= read * 1024 <= USER_BURST + 41 * USER_RATE
+    assert a.counts()["log_behind"] > 30
+    assert len([record for record in caplog.records if "is read late" in record.message]) == 1
 
 
 def test_a_file_that_is_far_ahead_is_taken_up_near_its_end(node: Make) -> None:

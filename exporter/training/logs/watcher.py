@@ -147,18 +147,22 @@ def _owner(folder: Path) -> int | None:
 
 log = logging.getLogger(__name__)
 COUNTS = (
-    "log_files", "log_lines", "log_understood", "log_messages", "log_truncated", "log_skipped", "log_too_long",
+    "log_files", "log_lines", "log_understood", "log_messages", "log_truncated", "log_behind", "log_skipped",
+    "log_too_long",
     "log_not_a_file", "log_owner", "log_shared", "log_too_many", "log_unreadable", "log_absurd", "log_dropped",
 )  # fmt: skip
-"""Names of all counts. Files opened; lines read, and lines parsed; messages; files truncated, or skipped in part
-because they grew too fast; lines too long. Then rejections: not a regular file, not the job's, used by two jobs, too
-many files, not readable; messages with invalid values; messages dropped because the queue was full."""
+"""Names of all counts. Files opened; lines read, and lines parsed; messages; files truncated, left for later because
+they or others of their user grow too fast, or then skipped in part; lines too long. Then rejections: not a regular
+file, not the job's, used by two jobs, too many files, not readable; messages with invalid values; messages dropped
+because the queue was full."""
 MOST_FILES = 256
 """Maximum files followed at the same time."""
 FILE_BYTES = 256 * 1024
 """Maximum bytes read of one file per poll."""
-POLL_BYTES = 2 * 1024 * 1024
-"""Maximum bytes read of all files per poll."""
+USER_RATE, USER_BURST = 256 * 1024, 1024 * 1024
+"""Maximum bytes read of all files of one user, a second and at once. A second of 290 KiB costs 7 % of a core."""
+ALL_RATE, ALL_BURST = 512 * 1024, 2 * 1024 * 1024
+"""Maximum bytes read of all files."""
 FRESH_BYTES = 1024 * 1024
 """A larger file is treated as one that existed before its job was detected."""
 HEAD_BYTES = 64 * 1024
@@ -175,6 +179,25 @@ FileKey = tuple[int, int]
 """Device and inode."""
 
 
+class ByteBudget:
+    """A number of bytes that grows with time and is spent by reading."""
+
+    def __init__(self, rate: int, burst: int) -> None:
+        """`rate` bytes a second, and at most `burst` at once."""
+        self._rate, self._burst = rate, burst
+        self._left, self._at = float(burst), 0
+
+    def left(self, now: int) -> int:
+        """Return the bytes that may be read at `now`, monotonic nanoseconds."""
+        self._left = min(self._burst, self._left + (now - self._at) / SECOND * self._rate)
+        self._at = now
+        return max(0, int(self._left))
+
+    def spend(self, size: int) -> None:
+        """Take bytes that were read."""
+        self._left -= size
+
+
 class _OpenLog(Struct):
     """A followed log."""
 
@@ -186,6 +209,10 @@ class _OpenLog(Struct):
     process: WorkloadProcess
     last_seen: int
     """Time at which it was last found."""
+    owner: int = -1
+    """Uid of the file."""
+    behind: bool = False
+    """Whether it grows faster than it may be read."""
 
 
 class _JobLogs(Struct):
@@ -209,6 +236,9 @@ class LogWatcher:
         self._shared: set[FileKey] = set()
         self._refused: set[str] = set()
         self._searched_at, self._polls = -SEARCH_INTERVAL, 0
+        self._budget = ByteBudget(ALL_RATE, ALL_BURST)
+        self._budgets: dict[int, ByteBudget] = {}
+        """Of each user with a followed log."""
 
     def poll(self, now: int, *, wall: int, processes: Sequence[WorkloadProcess]) -> list[LoggedMessage]:
         """Messages from what was written since the last poll; `now` must not decrease. Handles all file errors."""
@@ -284,13 +314,14 @@ class LogWatcher:
         else:
             tracker.start_fresh()
         tail = FileTail(handle, self.counts, offset=offset)
-        self._files[key] = _OpenLog(tail, reader, f"{location.path}\n", location.job_id, location.process, now)
+        name = f"{location.path}\n"
+        self._files[key] = _OpenLog(tail, reader, name, location.job_id, location.process, now, found.st_uid)
         self._present.add(key)
         self.counts["log_files"] += 1
         log.info("following %r, the log of job %s", location.path, location.job_id)
 
     def _reading_order(self, job_ids: Iterable[str]) -> list[tuple[str, list[_OpenLog]]]:
-        """Jobs with their files; the first job rotates, because POLL_BYTES may not suffice for all.
+        """Jobs with their files; the first job rotates, because there may not be enough bytes for all.
 
         A job's files are sorted by modification time, so that after a rotation the old file is read first.
         """
@@ -299,7 +330,6 @@ class LogWatcher:
             if file.job_id in files:
                 files[file.job_id].append(file)
         self._polls += 1
-        self._bytes_left = POLL_BYTES
         turns = list(files.items())
         first = self._polls % max(1, len(turns))
         return turns[first:] + turns[:first]
@@ -323,12 +353,16 @@ class LogWatcher:
         return valid
 
     def _read_file(self, tracker: LogTracker, file: _OpenLog, now: int) -> list[TimedMessage]:
+        own = self._budgets.setdefault(file.owner, ByteBudget(USER_RATE, USER_BURST))
+        most = min(FILE_BYTES, own.left(now), self._budget.left(now))
+        self._note_lag(file, most)
         try:
-            written = file.tail.read(min(FILE_BYTES, self._bytes_left))
+            written = file.tail.read(most)
         except OSError as err:
             self._refuse("log_unreadable", f"log of job {file.job_id}: {err.strerror}")
             return []
-        self._bytes_left -= written.size
+        own.spend(written.size)
+        self._budget.spend(written.size)
         if written.rewritten:
             file.reader.reset()
         if written.gap:
@@ -339,6 +373,18 @@ class LogWatcher:
             for message in tracker.handle(event, writer=file.name + writer, at=LineTime(timestamp, now))
         ]
         return messages + tracker.flush_bar()
+
+    def _note_lag(self, file: _OpenLog, most: int) -> None:
+        """Count a file of which a part is left for later, and log it once for as long as that lasts."""
+        unread = file.tail.unread()
+        if unread > most:
+            self.counts["log_behind"] += 1
+            if not file.behind:
+                log.warning(
+                    "log of job %s is read late: %d KiB are unread; all logs of a user are read at %d KiB/s at most",
+                    file.job_id, unread // 1024, USER_RATE // 1024,
+                )  # fmt: skip
+        file.behind = unread > most
 
     def _is_valid(self, message: Message) -> bool:
         if message == Message():
@@ -355,6 +401,8 @@ class LogWatcher:
             del self._jobs[job_id]
         for key in [k for k, f in self._files.items() if f.job_id not in self._jobs or now - f.last_seen > EXPIRY]:
             self._close(key)
+        owners = {file.owner for file in self._files.values()}
+        self._budgets = {owner: budget for owner, budget in self._budgets.items() if owner in owners}
 
     def _close(self, key: FileKey) -> None:
         file = self._files.pop(key)
