@@ -15,7 +15,7 @@ from tests.rigs import Rig
 # No deadline: how long an example takes depends on the load of the machine. `make test` takes the same examples each
 # time, so that no change is blamed for an older mistake; `make check` draws new ones, so that mistakes are found.
 settings.register_profile("dev", deadline=None, max_examples=25)
-settings.register_profile("ci", deadline=None, max_examples=100, derandomize=True, print_blob=True)
+settings.register_profile("ci", deadline=None, max_examples=50, derandomize=True, print_blob=True)
 settings.load_profile("dev")
 
 

@@ -34,14 +34,14 @@ __all__ = ["END", "Played", "World", "world"]
 END = 1_767_873_600.0
 """Thursday, 2026-01-08 12:00 UTC."""
 STARVED = 3
-"""The node of the fleet that waits for its input for seconds at a time: it is read every second."""
+"""The node of the fleet that waits for its input for seconds at a time: it is read more often."""
 LONGEST = 36_000
 """Seconds of the longest story."""
-SHOWN = 14_400
+SHOWN = 12_600
 """Seconds of the fleet's nodes; before that there is its history."""
 HISTORY = 8 * 86_400
 FLEET = tuple(
-    Story(cluster="fleet", scenario="fleet", node=number, seconds=SHOWN, period=1.0 if number == STARVED else 5.0)
+    Story(cluster="fleet", scenario="fleet", node=number, seconds=SHOWN, period=2.0 if number == STARVED else 5.0)
     for number in range(8)
 )
 DEMOS = tuple(Story(cluster="fleet", scenario="demo", node=number, seconds=SHOWN) for number in (8, 9))
