@@ -20,7 +20,7 @@ def lines(records: Mapping[str, Record], page: str) -> Iterator[str]:
     if found := _figures(records, "rules"):
         rules = found["CPU of all rules, 10,000 GPUs, share of a core"]
         yield (
-            f"- **A fleet of 10,000 GPUs: {rules} of one core** for all recording and alert rules, on a Prometheus "
+            f"- **A fleet of 10,000 GPUs: {rules} of one core** for all recording and alert rules in Prometheus "
             f"([how]({page}#recording-and-alert-rules))."
         )
     # Where two worlds differ, the harder one is named: its truth knows none of the detectors' rules.
@@ -29,8 +29,9 @@ def lines(records: Mapping[str, Record], page: str) -> Iterator[str]:
         wrong, residual = (found[f"random training jobs, counters, 1 s: points {what}"] for what in _NAMES)
         where = f"([how]({page}#in-a-world-that-is-not-ours))"
         yield (
-            f"- **Names of losses: of 100 GPU-hours of training, {wrong.removeprefix('mean ')} carry a wrong name**, "
-            f"and {residual.removeprefix('mean ')} no name although they have a cause, from counters alone {where}."
+            f"- **Names of losses, from counters alone: of 100 simulated GPU-hours of training, "
+            f"{wrong.removeprefix('mean ')} are booked to a wrong leak**, and {residual.removeprefix('mean ')} to leaks "
+            f"that name no cause, such as `unattributed_stall`, although there was one {where}."
         )
         yield f"- **Hangs, from counters alone: precision {precision}, recall {recall}**, simulated {where}."
 

@@ -140,5 +140,5 @@ def test_the_budget_of_series_is_kept_and_told_in_one_place() -> None:
     assert all(used[scope] <= most for scope, most in SERIES_BUDGET.items())
     assert all(metric.max_series >= 0 for metric in METRICS)
     readme = (ROOT / "README.md").read_text()
-    assert f"at most {SERIES_BUDGET['gpu']} series a GPU" in readme
-    assert f"{SERIES_BUDGET['job']} a job" in readme
+    assert f"at most {SERIES_BUDGET['gpu']} series per GPU" in readme
+    assert f"{SERIES_BUDGET['job']} per job" in readme

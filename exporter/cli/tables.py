@@ -170,18 +170,19 @@ _LABEL_WIDTH = 9
 _LEAKS_INTRO = """\
 # Leaks: what to expect, to watch and to do
 
-A leak is a reason why paid GPU time was not useful work. There are 24 leaks, the values of the label `leak`
-([all of them](metrics.md#values-of-leak)). Time that cannot be judged is in no leak and is not useful either: it is
-`unobserved` while telemetry or the owner is unknown, and `unresolved` while a kernel ran whose use cannot be judged,
-because tensor activity or the GPU's peak is unknown.
+A leak is a reason why paid GPU time was not useful work. The label `leak` has the names of 24 leaks as its values
+([all of them](metrics.md#values-of-leak)), and three more that are no leaks: `useful`; `unobserved`, while telemetry or
+the owner is unknown; and `unresolved`, while a kernel ran whose use cannot be judged, because tensor activity or the
+GPU's peak is unknown.
 
 This page sorts 17 of the 24 leaks into twelve *kinds* known from the literature; the other seven leaks are
 [below](#the-other-seven-leaks). `gpu-efficiency leaks` prints it in a terminal, and `gpu-efficiency leaks --json` for
 programs. It is generated from the table in `exporter/core/leak_guide.py`.
 
-The layer is the ratio that a leak lowers: `gau` (occupied / paid), `ectr` (computing / occupied) or `emfu` (useful /
-computing). *Occupied* is time on GPUs whose job is not idle, *computing* the part of it in which the job does not wait
-([accounting](accounting.md)). The role is who can usually act; it is not the label `team`, which your workload rules
+The layer is the ratio that a leak lowers: `gau` (occupied / observed), `ectr` (computing / occupied) or `emfu` (useful
+/ computing). *Observed* is all paid time except `unobserved`. *Occupied* is the time of GPUs whose job is not idle, less
+the share of a GPU that its job never needs. *Computing* is the part of it in which the job does not wait for data,
+another rank, the host or a restart ([accounting](accounting.md)). The role is who can usually act; it is not the label `team`, which your workload rules
 set. *platform* runs the cluster, *scheduling* decides who gets which GPU, *training* and *serving* run jobs and
 servers, *model* writes the model's code, *data* supplies the input.
 
@@ -191,8 +192,8 @@ _EXPECT_HEAD = """
 ## What to expect
 
 GPU-hours lost of 100 paid hours. Every range is an estimate of this project: most fleets should lie within it. Keys in
-brackets name the [publications](#literature) on which a range is based; (E) means experience alone. Each publication
-measured one system, so no range is copied from one.
+brackets name the [publications](#literature) on which a range is based; (E) marks a judgement of the authors without a
+publication behind it. Each publication measured a single system, so the ranges are wider than its figures.
 
 | # | kind | training | inference |
 |---|---|---|---|"""
@@ -202,8 +203,8 @@ _WATCH_HEAD = """
 The GPU-seconds of each leak are in `gpu_efficiency_node_seconds_total{leak="..."}`, and what they cost is in
 `cluster_leak:gpu_efficiency_cost:per_hour{leak="..."}`. The table below has the series that show why a leak is large.
 Names with a colon are recorded by the rules in `alerts/*.yaml`, which Prometheus must load. A runbook is named where an
-alert exists. In names, `ofu` is the share of the dense tensor peak that the GPU delivered: tensor activity x clock /
-the clock at which the peak holds.
+alert exists. In names, `ofu` (overall FLOPs utilization) is the share of the dense tensor peak that the GPU delivered:
+tensor activity x (its clock / the clock for which the peak is specified).
 
 | evidence | the leak is counted |
 |---|---|
@@ -212,9 +213,11 @@ the clock at which the peak holds.
 | reported | from the reports of the training job |
 | engine | from the metrics of the serving engine |
 
-Without a report or the metrics of an engine, a leak that only they can show stays at 0. Its time then counts as one of
-the leaks that counters can show (mostly `unattributed_stall`, `memory_bound`, `low_parallelism` and `other_compute`) or
-as `useful`. Where the table names an estimate, the estimate counts until the job reports.
+Some leaks can be seen only in a job's reports or in an engine's metrics. Without these, such a leak stays at 0, and its
+time counts as one of the leaks that counters can show (mostly `unattributed_stall`, `memory_bound`, `low_parallelism`
+and `other_compute`) or as `useful`. A leak with both *reported* and *estimated* in the column "evidence" is estimated
+until the job reports. Time without speculative decoding is in no leak: where it might help, it is counted by
+`gpu_efficiency_advice_seconds_total{advice="speculative_decoding"}`, which is a hint.
 
 | # | metric to watch | series | evidence | signals needed | runbook |
 |---|---|---|---|---|---|"""
@@ -344,7 +347,7 @@ def _wrapped(text: str, width: int, *, indent: int) -> list[str]:
 def _leaks_markdown() -> Iterator[str]:
     yield _LEAKS_INTRO
     for s in LEAK_GUIDE:
-        yield _markdown_row(f"{s.number}", s.name, ", ".join(s.layers), s.team, _coded(s.rows), s.fix)
+        yield _markdown_row(f"{s.number}", s.name, ", ".join(s.layers), s.team, _rows_with_layers(s), s.fix)
     yield _EXPECT_HEAD
     for s in LEAK_GUIDE:
         yield _markdown_row(f"{s.number}", s.name, _expected(s.training), _expected(s.inference))
@@ -363,6 +366,11 @@ def _leaks_markdown() -> Iterator[str]:
         yield _markdown_row(f"`{o.row}`", _layer(o.row), team, o.what, fix, *ranges, _linked(o))
     yield _LITERATURE_HEAD
     yield from (_markdown_row(f"[{key}]", source.work, source.figure) for key, source in LITERATURE.items())
+
+
+def _rows_with_layers(of: LeakGuideEntry) -> str:
+    """Its leaks; each with its layer where they have several."""
+    return ", ".join(f"`{row}` ({_layer(row)})" for row in of.rows) if len(of.layers) > 1 else _coded(of.rows)
 
 
 def _markdown_row(*cells: str) -> str:

@@ -81,13 +81,13 @@ LEAK_GUIDE: tuple[LeakGuideEntry, ...] = (
         inference=ExpectedLoss(20, 55, ("pope2022", "roofline"))),
     LeakGuideEntry(2, "idle allocation", ("gau",), "platform",
         rows=("idle_allocation",),
-        watch="share of GPU-hours that are unoccupied: unallocated, or of a job that is idle",
+        watch="share of GPU-hours that are unoccupied (1 - GAU), and of it the part in this leak",
         series=(
             "cluster:gpu_efficiency_unoccupied:ratio_rate5m",
             'cluster_leak:gpu_efficiency_share:ratio_rate5m{leak="idle_allocation"}',
             "job:gpu_efficiency_cost_idle:per_hour",
         ),
-        fix="reclaim zombies; backfill the queue; scale servers to the demand",
+        fix="reclaim zombies; run queued jobs on free GPUs; scale servers to the demand",
         evidence=("measured", "engine", "estimated"),
         needs="the scheduler and hardware counters; for servers without requests also the serving engine's metrics",
         training=ExpectedLoss(5, 20, ("kokolis2024", "weng2023")),
@@ -111,7 +111,7 @@ LEAK_GUIDE: tuple[LeakGuideEntry, ...] = (
         series=(f'{_SHARE}{{leak="host_overhead"}}',),
         fix="CUDA graphs; compilation; fused kernels; preparing the next batch on the CPU while the GPU computes",
         evidence=("estimated",),
-        needs="SM and graphics-engine activity once a second; means of 30 s, a dcgm-exporter's default, are too coarse",
+        needs="SM and graphics-engine activity once a second; 30-second averages, a dcgm-exporter's default, are too coarse",
         training=ExpectedLoss(1, 10), inference=ExpectedLoss(3, 25, ("vllm2024", "sglang2024"))),
     LeakGuideEntry(5, "failures and recovery", ("ectr", "emfu"), "training",
         rows=("hung", "failure_recovery", "checkpoint", "rework"),
@@ -192,16 +192,15 @@ LEAK_GUIDE: tuple[LeakGuideEntry, ...] = (
             "job:gpu_efficiency_tokens_per_pass:ratio_rate5m",
             'job:gpu_efficiency_advice_seconds:rate5m{advice="speculative_decoding"}',
         ),
-        fix="if drafts are rejected: shorter drafts, a better draft model, or none; if unused: try it where the advice"
-        " seconds grow",
+        fix="if drafts are rejected: shorter drafts, a better draft model, or none; if unused: try it where"
+        " gpu_efficiency_advice_seconds_total grows",
         evidence=("engine",),
-        needs="the serving engine's metrics; unused speculative decoding is never booked as a loss: it counts as"
-        " advice seconds where it might help",
+        needs="the serving engine's metrics; only rejected drafts are a loss",
         training=None, inference=ExpectedLoss(0, 5, ("leviathan2023",))),
 )  # fmt: skip
 
 OTHER_LEAKS: tuple[OtherLeak, ...] = (
-    OtherLeak("unavailable", "the GPU is lost, needs a reset, or is drained and does not work",
+    OtherLeak("unavailable", "the GPU is lost, needs a reset, or is on a drained node and runs nothing",
         ExpectedLoss(0, 5, ("cui2025",)), ExpectedLoss(0, 5, ("cui2025",)), runbook="GPULost"),
     OtherLeak("startup", "waiting from the allocation to the first work: pulling images, loading weights, compiling",
         ExpectedLoss(0, 5), ExpectedLoss(0, 8)),
@@ -228,7 +227,7 @@ LITERATURE: Mapping[str, Citation] = {
     "agrawal2024": Citation("Agrawal et al. 2024, Sarathi-Serve, OSDI",
         "Mistral-7B on an A100: with chunked prefills 2.6 times the load of vLLM at the same latency target"),
     "cui2025": Citation("Cui et al. 2025, GPU failures on Delta, arXiv 2503.11901",
-        "to replace failed GPUs, 5 to 20 % more would have to be kept than are needed"),
+        "a cluster would need 5 to 20 % spare GPUs to cover failures"),
     "deepseek2024": Citation("DeepSeek-AI 2024, DeepSeek-V3",
         "without overlap, expert parallelism across nodes takes about as long (1 to 1) to communicate as to compute"),
     "hu2024": Citation("Hu et al. 2024, Acme, NSDI, and its published trace",
@@ -245,7 +244,7 @@ LITERATURE: Mapping[str, Citation] = {
         "without paging, 20.4 to 38.2 % of the KV cache's memory holds tokens; with paging, throughput is 2 to 4"
         " times as high"),
     "leviathan2023": Citation("Leviathan et al. 2023, Speculative Decoding, ICML",
-        "decoding becomes 2 to 3 times as fast; (1 - a^(n+1)) / (1 - a) tokens a pass, at acceptance a and n drafted"
+        "decoding becomes 2 to 3 times as fast; (1 - a^(n+1)) / (1 - a) tokens per pass, at acceptance a and n drafted"
         " tokens"),
     "llama2024": Citation("Llama team, Meta 2024, The Llama 3 Herd of Models",
         "405B on 16,384 H100: MFU 38 to 43 %; 466 interruptions in 54 days, effective training time above 90 %"),
@@ -255,23 +254,23 @@ LITERATURE: Mapping[str, Citation] = {
         "vision and audio models: waiting for input often dominates; without it, training on one server is up to 5"
         " times as fast"),
     "narayanan2021": Citation("Narayanan et al. 2021, Megatron-LM on GPU clusters, SC",
-        "the bubble takes (p-1)/(v*m) of the ideal time, for p stages, m microbatches and v chunks a stage: 10.9 %"
+        "the bubble takes (p-1)/(v*m) of the ideal time, for p stages, m microbatches and v chunks per stage: 10.9 %"
         " for p = 8, m = 64, v = 1"),
     "palm2022": Citation("Chowdhery et al. 2022, PaLM",
         "a 540B model: HFU 57.8 %, MFU 46.2 %; the 11.6 points between them are recomputation"),
     "pope2022": Citation("Pope et al. 2022, Efficiently Scaling Transformer Inference, MLSys 2023",
         "PaLM 540B: MFU at most 76 %, in prefill with large batches"),
     "roofline": Citation("Arithmetic, from the H100's 989.4 TFLOP/s dense and 3.35 TB/s",
-        "decoding reads each 16-bit weight for 2 FLOPs a sequence: below 295 sequences a batch, memory is the limit;"
+        "decoding reads each 16-bit weight for 2 FLOPs a sequence: below 295 sequences per batch, memory is the limit;"
         " a batch of 32 reaches 11 % of the peak"),
     "sglang2024": Citation("SGLang team 2024, SGLang v0.4, blog",
-        "a serving engine spends up to 50 % of its time on CPU work if that does not overlap the GPU's"),
+        "a serving engine spends up to 50 % of its time on CPU work that does not overlap GPU work"),
     "vllm2024": Citation("vLLM team 2024, vLLM v0.6.0, blog",
         "vLLM 0.5, Llama 3 8B on one H100: 33 % of the time in the API server, 29 % in scheduling"),
     "weng2023": Citation("Weng et al. 2023, Beware of Fragmentation, ATC",
         "with better placement up to 49 % fewer GPUs stay unallocated, in a cluster of more than 6,200 GPUs"),
     "xiang2025": Citation("Xiang et al. 2025, Aegaeon, SOSP",
-        "in a market of models 17.7 % of the GPUs serve 1.35 % of the requests; pooled, 213 GPUs do the work of 1,192"),
+        "on a platform that serves many models, 17.7 % of the GPUs serve 1.35 % of the requests; pooled, 213 GPUs do the work of 1,192"),
     "yu2022": Citation("Yu et al. 2022, Orca, OSDI",
         "GPT-3 175B: with batching by iteration, 36.9 times the throughput of FasterTransformer at the same latency"),
     "zhong2024": Citation("Zhong et al. 2024, DistServe, OSDI",

@@ -275,7 +275,7 @@ LEAKS: tuple[Leak, ...] = (
         "time nobody holds the GPU; the waiting of zombies, and of servers without a request",
         pools=(WAIT, SLACK), detector=detect_idle_allocation,
         takes_all_in=frozenset({State.UNALLOCATED, State.UNOWNED}),
-        watch="unoccupied GPU-hour ratio", fix="reclaim zombies; backfill the queue; shrink the reservation",
+        watch="unoccupied GPU-hour ratio", fix="reclaim zombies; run queued jobs on free GPUs; shrink the reservation",
         colour="#DE6F0E"),
     Leak("hung", "ectr", "all time a job spins without progress, its idle culprits included",
         takes_all_in=frozenset({State.HUNG}), team="training",
