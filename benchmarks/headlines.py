@@ -30,8 +30,8 @@ def lines(records: Mapping[str, Record], page: str) -> Iterator[str]:
         where = f"([how]({page}#in-a-world-that-is-not-ours))"
         yield (
             f"- **Names of losses, from counters alone: of 100 simulated GPU-hours of training, "
-            f"{wrong.removeprefix('mean ')} are booked to a wrong leak**, and {residual.removeprefix('mean ')} to leaks "
-            f"that name no cause, such as `unattributed_stall`, although there was one {where}."
+            f"{wrong.removeprefix('mean ')} are booked to a wrong leak**, and {residual.removeprefix('mean ')} "
+            f"to leaks that name no cause, such as `unattributed_stall`, although there was one {where}."
         )
         yield f"- **Hangs, from counters alone: precision {precision}, recall {recall}**, simulated {where}."
 

@@ -180,11 +180,13 @@ This page sorts 17 of the 24 leaks into twelve *kinds* known from the literature
 programs. It is generated from the table in `exporter/core/leak_guide.py`.
 
 The layer is the ratio that a leak lowers: `gau` (occupied / observed), `ectr` (computing / occupied) or `emfu` (useful
-/ computing). *Observed* is all paid time except `unobserved`. *Occupied* is the time of GPUs whose job is not idle, less
-the share of a GPU that its job never needs. *Computing* is the part of it in which the job does not wait for data,
-another rank, the host or a restart ([accounting](accounting.md)). The role is who can usually act; it is not the label `team`, which your workload rules
-set. *platform* runs the cluster, *scheduling* decides who gets which GPU, *training* and *serving* run jobs and
-servers, *model* writes the model's code, *data* supplies the input.
+/ computing). *Observed* is all paid time except `unobserved`. *Occupied* is the time of GPUs whose job is not idle,
+less the share of a GPU that its job never needs. *Computing* is the part of it in which the job does not wait for data,
+another rank, the host or a restart ([accounting](accounting.md)).
+
+The role is who can usually act; it is not the label `team`, which your workload rules set. *platform* runs the cluster,
+*scheduling* decides who gets which GPU, *training* and *serving* run jobs and servers, *model* writes the model's code,
+*data* supplies the input.
 
 | # | kind | layer | role | leaks | do first |
 |---|---|---|---|---|---|"""

@@ -111,7 +111,8 @@ LEAK_GUIDE: tuple[LeakGuideEntry, ...] = (
         series=(f'{_SHARE}{{leak="host_overhead"}}',),
         fix="CUDA graphs; compilation; fused kernels; preparing the next batch on the CPU while the GPU computes",
         evidence=("estimated",),
-        needs="SM and graphics-engine activity once a second; 30-second averages, a dcgm-exporter's default, are too coarse",
+        needs="SM and graphics-engine activity once a second; 30-second averages, a dcgm-exporter's default, are too"
+        " coarse",
         training=ExpectedLoss(1, 10), inference=ExpectedLoss(3, 25, ("vllm2024", "sglang2024"))),
     LeakGuideEntry(5, "failures and recovery", ("ectr", "emfu"), "training",
         rows=("hung", "failure_recovery", "checkpoint", "rework"),
@@ -270,7 +271,8 @@ LITERATURE: Mapping[str, Citation] = {
     "weng2023": Citation("Weng et al. 2023, Beware of Fragmentation, ATC",
         "with better placement up to 49 % fewer GPUs stay unallocated, in a cluster of more than 6,200 GPUs"),
     "xiang2025": Citation("Xiang et al. 2025, Aegaeon, SOSP",
-        "on a platform that serves many models, 17.7 % of the GPUs serve 1.35 % of the requests; pooled, 213 GPUs do the work of 1,192"),
+        "on a platform that serves many models, 17.7 % of the GPUs serve 1.35 % of the requests; pooled, 213 GPUs do"
+        " the work of 1,192"),
     "yu2022": Citation("Yu et al. 2022, Orca, OSDI",
         "GPT-3 175B: with batching by iteration, 36.9 times the throughput of FasterTransformer at the same latency"),
     "zhong2024": Citation("Zhong et al. 2024, DistServe, OSDI",
