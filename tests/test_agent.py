@@ -20,7 +20,7 @@ from exporter.core.snapshot import DaemonMetadata
 from exporter.schedulers.base import SchedulerError
 from exporter.schedulers.processes import ProcessesScheduler
 from exporter.sources.base import SourceError, TelemetrySource
-from exporter.sources.selector import RECHECK_INTERVAL, SourceSelector
+from exporter.sources.selector import QUICK_TRIES, RECHECK_INTERVAL, SourceSelector
 from tests.clocks import JumpClock
 from tests.rigs import PATIENCE, TWO, FakeScheduler, FakeSource, Rig, ladder
 from tests.worlds import JOB, RESTING, held
@@ -61,21 +61,21 @@ def test_before_there_is_a_reading_nobody_is_said_to_hold_nothing(rigs: Callable
     assert rig.paid() == rig.seconds("unobserved") == 45.0
 
 
-def test_a_source_that_fails_is_dropped_and_opened_again_after_pauses_that_double_up_to_a_minute(
+def test_a_source_that_fails_is_dropped_and_opened_again_every_second_then_after_pauses_up_to_a_minute(
     rigs: Callable[..., Rig],
 ) -> None:
     rig = rigs(interval=1.0)
     rig.tick(3)
     broken_at = rig.clock.now() // SECOND + 1
     rig.source.reads.clear()
-    rig.source.trouble.extend(SourceError(f"no answer, try {n}") for n in range(8))
-    rig.tick(130)
+    rig.source.trouble.extend(SourceError(f"no answer, try {n}") for n in range(QUICK_TRIES + 8))
+    rig.tick(160)
     after = [moment // SECOND - broken_at for moment in rig.source.reads]
-    assert after == [0, 1, 3, 7, 15, 31, 63, 123]
-    assert rig.source.closes == 8
-    assert rig.agent.last_error() == "fake: opened, but the first read failed: no answer, try 7 (next try in 54 s)"
+    assert after == [*range(QUICK_TRIES + 1), 31, 33, 37, 45, 61, 93, 153]
+    assert rig.source.closes == QUICK_TRIES + 8
+    assert rig.agent.last_error() == "fake: opened, but the first read failed: no answer, try 37 (next try in 54 s)"
     rig.tick(56)
-    assert [moment // SECOND - broken_at for moment in rig.source.reads[8:10]] == [183, 184]
+    assert [moment // SECOND - broken_at for moment in rig.source.reads[QUICK_TRIES + 8 : QUICK_TRIES + 10]] == [213, 214]
     assert rig.agent.last_error() == ""
 
 
@@ -287,14 +287,14 @@ def test_another_source_takes_over_and_hands_back_without_a_second_counted_twice
     two.good.trouble.append(SourceError("the connection is not valid any more"))
     rig.tick(18)
     assert rig.observer.name == "other"
-    assert rig.seconds("unobserved") == 16.0  # 1, 2, 4 and 8 s of waiting, and the read that failed
+    assert rig.seconds("unobserved") == 9.0  # eight tries a second apart, and the read that failed
     two.refused = False
     rig.tick(RECHECK_INTERVAL // SECOND)
     snapshot = rig.agent.latest()
     assert snapshot is not None
     assert snapshot.meta.source == "good"
     assert snapshot.meta.source_reason == "good: sees tensor activity on 2 of 2 GPUs; in place of other"
-    assert rig.seconds("unobserved") == 17.0
+    assert rig.seconds("unobserved") == 10.0
     assert rig.paid() == 27.0 + RECHECK_INTERVAL // SECOND
     assert (two.good.opens, two.good.closes, two.other.closes) == (2, 1, 1)
     assert rig.ledger.gpus["GPU-0"].rejected == {}

@@ -27,6 +27,9 @@ _LEAK_COST = "cluster_leak:gpu_efficiency_cost:per_hour"
 _WEEK_AGO = "$__range offset 7d"
 _LOSSES = 'layer=~"gau|ectr|emfu"'
 _HUNG, _ZOMBIE = 'state="hung"', 'state="zombie"'
+_IN_TROUBLE = 'state=~"hung|zombie"'
+_TROUBLE = f"({at('job_state:gpu_efficiency_gpus', _IN_TROUBLE)} > 0)"
+_WHOSE = f"* on (cluster, job_id) group_left (name, user, team) {at('job:gpu_efficiency_info')}"
 _NO_SCRAPE = "nothing seen yet"
 
 
@@ -54,7 +57,7 @@ def _factor(which: str, title: str, name: str, *, shows: str, do: str) -> Panel:
 
 
 _LEAK = Column(of="leak", title="Leak", words=words.LEAKS, texts=words.LEAK_NAMES, width=190)
-_TEAM = Column(of="team", title="Team", texts=words.TEAMS, width=90)
+_TEAM = Column(of="team", title="Who acts", texts=words.TEAMS, width=90)
 _FIX = Column(of="fix", title="Do first", texts=words.FIXES, wrap=True)
 _BIGGEST = f"topk(3, {a_month(_LEAK_COST, _LOSSES, by='leak, currency')})"
 
@@ -62,21 +65,21 @@ _ANSWER = Row(
     "What we get for what we pay",
     (
         Panel(
-            title="What you got",
+            title="Useful share of what was paid",
             kind=Figure(steps=band("product"), named=True),
             shows="GAU x ECTR x eMFU over the time shown: the share of the GPU time that advanced a model, in terms of"
             " the hardware's dense peak. Where no job reports, it is the hardware's upper bound.",
             bad="below 14 %; most fleets lie at 20 to 25 %",
             do="look which of the three factors below is lowest, then give the biggest leak to its team",
-            queries=(Query(product("cluster"), legend="of what was paid and seen"),),
+            queries=(Query(product("cluster"), legend="of the GPU time that was seen"),),
             unit="percentunit",
             decimals=1,
-            width=6,
+            width=5,
             height=6,
             empty=_NO_SCRAPE,
         ),
         Panel(
-            title="Lost a month",
+            title="Lost a month, at this rate",
             kind=Figure(steps=((None, words.BAD),), named=True),
             shows="What the twelve leaks and the rest of the losses cost a month at the mean rate of the time shown.",
             bad="more than three quarters of what is paid",
@@ -108,12 +111,78 @@ _ANSWER = Row(
             bad="one that costs more than what is useful",
             do="give the first row to its team",
             queries=(Query(in_words("fix", in_words("team", _BIGGEST))),),
-            width=11,
+            width=15,
             height=6,
             empty="no price seen: the table below has the hours",
         ),
+        _factor(
+            "gau",
+            "Allocated and working",
+            "GAU",
+            shows="GPU Allocation Utilization: held by a job that works / seen.",
+            do="reclaim zombies, backfill the queue: board Zombies and deadlocks",
+        ),
+        _factor(
+            "ectr",
+            "x Computing",
+            "ECTR",
+            shows="Effective Compute Time Ratio: computing / allocated and working.",
+            do="look for data stalls, checkpoints, host overhead, hangs: board Training leaks",
+        ),
+        _factor(
+            "emfu",
+            "x Useful FLOPs",
+            "eMFU",
+            shows="Effective Model FLOPs Utilization: useful / computing. The product of the three is what you got.",
+            do="bigger batches, fused kernels, fewer bubbles: boards Training leaks and Inference leaks",
+        ),
         Panel(
-            title="In trouble now",
+            title="For comparison: nvidia-smi",
+            kind=Figure(steps=((None, words.UNKNOWN),), named=True),
+            shows="GPU Kernel Utilization: paid time with any kernel on the GPU, as the driver's utilisation has it. A"
+            " kernel that only waits for a peer counts in full.",
+            bad="nothing by itself: the gap to the first figure is what it hides",
+            do="do not steer by this figure",
+            queries=(Query(ratio("cluster", "kernel_utilization"), legend="time with any kernel"),),
+            unit="percentunit",
+            decimals=1,
+            width=4,
+            height=4,
+            empty=_NO_SCRAPE,
+        ),
+        Panel(
+            title="Coverage",
+            kind=Figure(steps=((None, words.BAD), (0.95, words.WATCH), (0.99, words.GOOD)), named=True),
+            shows="Share of the time of all GPUs owned that was seen, now. What was not seen is in none of the ratios.",
+            bad="below 95 %: the other figures speak of a part of the fleet",
+            do="open the board Exporter and data quality",
+            queries=(
+                Query(
+                    f"sum({at('cluster:gpu_efficiency_coverage:ratio_rate5m')}"
+                    f" * {at('cluster:gpu_efficiency_owned:gpus')}) / sum({at('cluster:gpu_efficiency_owned:gpus')})",
+                    legend="of all GPUs owned",
+                ),
+            ),
+            unit="percentunit",
+            decimals=1,
+            width=4,
+            height=4,
+            empty="no exporter heard",
+        ),
+        Panel(
+            title="Paid a month, at this rate",
+            kind=Figure(steps=((None, words.EXPECTED),), named=True),
+            shows="What the GPUs cost a month of 730 hours at the mean rate of the time shown, silent nodes included."
+            " Without a price table it is GPU-hours.",
+            bad="nothing by itself",
+            do="configure prices where it says GPU-hours",
+            queries=(Query(a_month(_PAID, by="currency"), legend="{{currency}}"),),
+            width=4,
+            height=4,
+            empty="no price seen",
+        ),
+        Panel(
+            title="GPUs in trouble now",
             kind=Figure(steps=((None, words.EXPECTED), (1, words.BAD)), named=True),
             shows="GPUs held by jobs that are hung or zombies at this moment.",
             bad="any that stays for longer than it takes to call the owner",
@@ -129,75 +198,49 @@ _ANSWER = Row(
                 ),
             ),
             decimals=0,
-            width=3,
-            height=6,
+            width=4,
+            height=7,
             empty=_NO_SCRAPE,
             link=to("zombies", "Who to call"),
         ),
-        _factor(
-            "gau",
-            "GAU",
-            "allocated and working",
-            shows="GPU Allocation Utilization: held by a job that works / seen.",
-            do="reclaim zombies, backfill the queue: board Zombies and deadlocks",
-        ),
-        _factor(
-            "ectr",
-            "x ECTR",
-            "computing",
-            shows="Effective Compute Time Ratio: computing / allocated and working.",
-            do="look for data stalls, checkpoints, host overhead, hangs: board Training leaks",
-        ),
-        _factor(
-            "emfu",
-            "x eMFU",
-            "useful FLOPs",
-            shows="Effective Model FLOPs Utilization: useful / computing. The product of the three is what you got.",
-            do="bigger batches, fused kernels, fewer bubbles: boards Training leaks and Inference leaks",
-        ),
         Panel(
-            title="nvidia-smi says",
-            kind=Figure(steps=((None, words.UNKNOWN),), named=True),
-            shows="GPU Kernel Utilization: paid time with any kernel on the GPU, as the driver's utilisation has it. A"
-            " kernel that only waits for a peer counts in full.",
-            bad="nothing by itself: the gap to the first figure is what it hides",
-            do="do not steer by this figure",
-            queries=(Query(ratio("cluster", "kernel_utilization"), legend="some kernel runs"),),
-            unit="percentunit",
-            decimals=1,
-            width=4,
-            height=4,
-            empty=_NO_SCRAPE,
-        ),
-        Panel(
-            title="Coverage",
-            kind=Figure(steps=((None, words.BAD), (0.95, words.WATCH), (0.99, words.GOOD))),
-            shows="Share of the time of all GPUs owned that was seen, now. What was not seen is in none of the ratios.",
-            bad="below 95 %: the other figures speak of a part of the fleet",
-            do="open the board Exporter and data quality",
+            title="Whose they are, dearest first",
+            kind=Table(
+                (
+                    Column(of="state", title="State", words=words.STATES, width=85),
+                    Column(of="user", title="User", width=110),
+                    Column(of="team", title="Team", link=to("chargeback", "The team's board", team=CLICKED), width=120),
+                    Column(of="name", title="Name of the jobs"),
+                    Column(of="C", title="Jobs", unit="none", decimals=0, width=60),
+                    Column(of="A", title="GPUs", unit="none", decimals=0, width=60),
+                    Column(of="B", title="An hour", unit="short", decimals=2, bar=words.BAD, width=190),
+                    Column(of="currency", title="In", width=60),
+                    Column(of="D", title="For", unit="s", decimals=1, width=100),
+                ),
+                sort="B",
+            ),
+            shows="Hung and zombie GPUs, together for the jobs of a user that have the same name: what they cost an"
+            " hour, and for how long the first of them has been spinning, or without work.",
+            bad="a row",
+            do="call the user; the board Zombies and deadlocks has each job and its runbook",
             queries=(
+                Query(f"sum by (state, user, team, name) ({_TROUBLE} {_WHOSE})"),
                 Query(
-                    f"sum({at('cluster:gpu_efficiency_coverage:ratio_rate5m')}"
-                    f" * {at('cluster:gpu_efficiency_owned:gpus')}) / sum({at('cluster:gpu_efficiency_owned:gpus')})"
+                    f"sum by (state, user, team, name, currency) ({_TROUBLE}"
+                    f" / on (cluster, job_id) group_left () {at('job:gpu_efficiency_gpus')}"
+                    f" * on (cluster, job_id) group_left (currency) {at('job:gpu_efficiency_price:per_hour')} {_WHOSE})"
+                ),
+                Query(f"count by (state, user, team, name) ({_TROUBLE} {_WHOSE})"),
+                Query(
+                    f"max by (state, user, team, name) (({_TROUBLE} > bool 0) * on (cluster, job_id) group_left ()"
+                    f" (time() - ({at('job:gpu_efficiency_spin_since:timestamp_seconds')}"
+                    f" or {at('job:gpu_efficiency_last_work:timestamp_seconds')})) {_WHOSE})"
                 ),
             ),
-            unit="percentunit",
-            decimals=1,
-            width=4,
-            height=4,
-            empty="no exporter heard",
-        ),
-        Panel(
-            title="Paid a month",
-            kind=Figure(steps=((None, words.EXPECTED),), named=True),
-            shows="What the GPUs cost a month of 730 hours at the mean rate of the time shown, silent nodes included."
-            " Without a price table it is GPU-hours.",
-            bad="nothing by itself",
-            do="configure prices where it says GPU-hours",
-            queries=(Query(a_month(_PAID, by="currency"), legend="{{currency}}"),),
-            width=4,
-            height=4,
-            empty="no price seen",
+            unit="none",
+            width=20,
+            height=7,
+            empty="of what is seen no job hangs, and none is a zombie",
         ),
     ),
 )
@@ -242,7 +285,7 @@ _WATERFALL = Row(
                 Query(a_month(_LEAK_COST, by="leak, currency")),
             ),
             width=24,
-            height=16,
+            height=18,
             empty=_NO_SCRAPE,
         ),
     ),
@@ -391,13 +434,13 @@ _WORST = Row(
     "Where to begin",
     (
         Panel(
-            title="Ten teams that lose most",
+            title="Teams that lose most, an hour on average",
             kind=Table(
                 (
                     Column(of="team", title="Team", link=to("chargeback", "The team's board", team=CLICKED)),
                     Column(of="A", title="Lost an hour", unit="short", decimals=1, bar=words.WATCH, width=130),
                     Column(of="currency", title="In", width=85),
-                    Column(of="B", title="Useful", unit="percentunit", decimals=1, width=80),
+                    Column(of="B", title="Useful share", unit="percentunit", decimals=1, width=105),
                 ),
                 sort="A",
             ),
@@ -413,15 +456,15 @@ _WORST = Row(
                 ),
             ),
             width=9,
-            height=10,
+            height=11,
             empty="no job has a team: see the configuration",
         ),
         Panel(
-            title="Ten jobs that lose most now",
+            title="Jobs that lose most, now",
             kind=Table(
                 (
-                    Column(of="job_id", title="Job", link=TO_JOB, width=120),
-                    Column(of="name", title="Name"),
+                    Column(of="job_id", title="Job", link=TO_JOB, width=200),
+                    Column(of="name", title="Name", width=130),
                     Column(of="user", title="User", width=70),
                     Column(
                         of="account",
@@ -450,7 +493,7 @@ _WORST = Row(
                 ),
             ),
             width=15,
-            height=10,
+            height=11,
             empty="no job runs",
         ),
     ),

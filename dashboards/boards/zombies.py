@@ -31,7 +31,8 @@ _TROUBLE = (
     f"sum by (cluster, job_id) (max by (cluster, job_id) ({at(_STATE, _HUNG)} or {_SUSPECTED})"
     f" or {at(_STATE, _ZOMBIE)})"
 )
-"""GPUs of each job that hang, are suspected to, or are zombies. Those that hang and spin are suspected, too."""
+"""GPUs of each job that hang, are suspected to, or are zombies. Of those that hang some are suspected, too."""
+_ONLY_SUSPECTED = f"({_SUSPECTED} unless on (cluster, job_id) {at(_STATE, _HUNG)})"
 _COST = (
     f"{_TROUBLE} / on (cluster, job_id) {at('job:gpu_efficiency_gpus')}"
     f" * on (cluster, job_id) group_right () {at('job:gpu_efficiency_price:per_hour')}"
@@ -81,13 +82,18 @@ _ALERTS = (
     ' "runbook", "docs/runbooks/$1.md", "alertname", "(.*)")'
 )
 
-_SINCE = (
-    f"time() - ({at('job:gpu_efficiency_spin_since:timestamp_seconds')}"
+_BEGAN = (
+    f"({at('job:gpu_efficiency_spin_since:timestamp_seconds')}"
     f" or {at('job:gpu_efficiency_last_work:timestamp_seconds')})"
 )
+_SINCE = f"time() - {_BEGAN}"
 """Seconds for which a job has been spinning, or without work."""
 _WORST = f"topk(1, {_COST} unless on (cluster, job_id) {_EXEMPT})"
 _CULPRIT = at("job_rank:gpu_efficiency_hang_culprit")
+_DO_FIRST = {
+    "JobDeadlocked": "dump the stacks of the culprit's process (py-spy dump), then restart from the checkpoint",
+    "GPUZombie": "ask the user whether the job may end, then cancel it",
+}
 
 
 def _with_runbook() -> str:
@@ -95,7 +101,7 @@ def _with_runbook() -> str:
     whose = f"{_TROUBLE} * on (cluster, job_id) group_left (name, user, team) {_INFO} and on (cluster, job_id) {_WORST}"
     hangs = f"({at(_STATE, _HUNG)} or {_SUSPECTED})"
     hung, at_rest = (
-        f'label_replace({which}, "runbook", "docs/runbooks/{alert}.md", "", "")'
+        f'label_replace(label_replace({which}, "runbook", "docs/runbooks/{alert}.md", "", ""), "do", "{alert}", "", "")'
         for which, alert in ((f"{whose} and on (cluster, job_id) {hangs}", "JobDeadlocked"), (whose, "GPUZombie"))
     )
     return f"{hung} or on (cluster, job_id) {at_rest}"
@@ -110,14 +116,16 @@ _FIGURES = (
                 Column(of="user", title="User", width=80),
                 Column(of="team", title="Team", link=_TEAM, width=100),
                 Column(of="A", title="GPUs", unit="none", decimals=0, width=55),
+                Column(of="F", title="Since", unit="dateTimeAsIsoNoDateIfToday", width=150),
                 Column(of="C", title="For", unit="s", decimals=1, width=90),
                 Column(of="B", title="An hour", unit="short", decimals=2, width=75),
                 Column(of="D", title="So far", unit="short", decimals=2, width=75),
                 Column(of="currency", title="In", width=55),
-                Column(of="node", title="Suspect", link=TO_NODE, width=120),
-                Column(of="gpu", title="GPU", width=50),
-                Column(of="rank", title="Rank", width=55),
-                Column(of="runbook", title="Runbook"),
+                Column(of="node", title="Culprit on", link=TO_NODE, width=120),
+                Column(of="gpu", title="its GPU", width=65),
+                Column(of="rank", title="its rank", width=70),
+                Column(of="do", title="Do first", texts=_DO_FIRST, wrap=True),
+                Column(of="runbook", title="Then", width=220),
             )
         ),
         shows="The job whose hung, suspected and zombie GPUs cost most an hour: whose it is, how many GPUs, for how"
@@ -131,6 +139,7 @@ _FIGURES = (
             Query(f"{_SINCE} and on (cluster, job_id) {_WORST}"),
             Query(f"{_WORST} * on (cluster, job_id) group_left () max by (cluster, job_id) ({_SINCE}) / 3600"),
             Query(f"topk by (cluster, job_id) (1, {_CULPRIT}) and on (cluster, job_id) {_WORST}"),
+            Query(f"1000 * ({_BEGAN} and on (cluster, job_id) {_WORST})"),
         ),
         unit="none",
         width=24,
@@ -148,7 +157,7 @@ _FIGURES = (
         do="call the owners in the table below, dearest first",
         queries=(
             Query(_or_zero(f"sum({at(_STATE, _HUNG)})"), legend="hung"),
-            Query(_or_zero(f"sum(({_SUSPECTED} unless on (cluster, job_id) {at(_STATE, _HUNG)}))"), legend="suspected"),
+            Query(_or_zero(f"sum({_ONLY_SUSPECTED})"), legend="suspected"),
             Query(_or_zero(f"sum({at(_STATE, _ZOMBIE)})"), legend="zombie"),
             Query(_or_zero(f"sum({at('job:gpu_efficiency_no_process:gpus')})"), legend="no process"),
             Query(_or_zero(f"sum({at('cluster:gpu_efficiency_unowned:gpus')})"), legend="leaked"),
@@ -162,7 +171,7 @@ _FIGURES = (
         empty="no exporter heard",
     ),
     Panel(
-        title="Cost an hour",
+        title="Cost an hour, suspected ones too",
         kind=Figure(steps=((None, words.BAD),), named=True),
         shows="Price of the GPUs that hang, are suspected to, or are zombies, at this moment. Exempt jobs are left"
         " out.",
@@ -193,10 +202,10 @@ _FIGURES = (
         fills="deadlock",
     ),
     Panel(
-        title="Time to detect, to recover",
+        title="Time to detect, and hung for",
         kind=Figure(steps=((None, words.EXPECTED),), named=True),
         shows="Means over the time shown: from the first sign of a hang or of rest until it was called so; and how long"
-        " a GPU then stayed hung.",
+        " a GPU has then been hung, until it recovered or until now.",
         bad="more than 6 minutes to detect a hang; more than 30 minutes to recover from one",
         do="page somebody on JobDeadlocked; set a timeout for collectives, so that a job ends by itself",
         queries=(
@@ -208,7 +217,7 @@ _FIGURES = (
             Query(
                 f"{total('cluster_leak:gpu_efficiency_seconds:rate5m', _HANGS)}"
                 f" / ({total('cluster_state:gpu_efficiency_entries:rate5m', _HUNG)} > 0)",
-                legend="recover from hung",
+                legend="hung so far, on average",
             ),
         ),
         unit="s",
@@ -250,8 +259,7 @@ _CALL = Row(
             ),
             shows="Every job with GPUs that hang, are suspected to, or are zombies: whose it is, how many of its"
             " GPUs, for how long (spinning, or without work), how long ago any of its GPUs worked last, and what"
-            " these GPUs cost an hour. Suspected counts those that hang too. Exempt: the operator has decided that it"
-            " may.",
+            " these GPUs cost an hour. Exempt: the operator has decided that it may.",
             bad="a row without an exemption",
             do="call the user, dearest first; click on the job's number to look at its signals below, on its name for"
             " its own board",
@@ -259,7 +267,7 @@ _CALL = Row(
                 Query(f"{_TROUBLE} * on (cluster, job_id) group_left (name, user, team, account) {_INFO}"),
                 Query(_COST),
                 Query(f"sum by (cluster, job_id) ({at(_STATE, _HUNG)})"),
-                Query(f"sum by (cluster, job_id) ({_SUSPECTED})"),
+                Query(f"sum by (cluster, job_id) ({_ONLY_SUSPECTED})"),
                 Query(f"sum by (cluster, job_id) ({at(_STATE, _ZOMBIE)})"),
                 Query(_in_trouble(f"sum by (cluster, job_id) ({at('job:gpu_efficiency_no_process:gpus')})")),
                 Query(_in_trouble(f"sum by (cluster, job_id) ({at('job:gpu_efficiency_gpus')})")),
@@ -323,7 +331,7 @@ _RANKS = Row(
     "Which rank, which GPU",
     (
         Panel(
-            title="Culprits of hangs",
+            title="Culprits: what the others wait for",
             kind=Table(
                 (
                     Column(of="job_id", title="Job", link=_LOOK, width=90),
@@ -418,14 +426,14 @@ _RANKS = Row(
             empty="nothing seen",
         ),
         Panel(
-            title="Hangs and zombies found an hour",
-            kind=Lines(colours=words.STATES),
-            shows="GPUs that were found hung or zombie, an hour.",
-            bad="a rate that rises with a new image, driver or library",
+            title="GPUs newly found hung or zombie",
+            kind=Lines(colours=words.STATES, steps=True),
+            shows="GPUs that were found hung or zombie within the last five minutes, at each moment.",
+            bad="more of them since a new image, driver or library",
             do="look in the changes of that day",
             queries=(
                 Query(
-                    f"3600 * sum by (state) ({at('cluster_state:gpu_efficiency_detections:rate5m')})",
+                    f"300 * sum by (state) ({at('cluster_state:gpu_efficiency_detections:rate5m')})",
                     legend="{{state}}",
                 ),
             ),

@@ -30,6 +30,7 @@ from exporter.checkup.base import (
 from exporter.checkup.machine import profiling_check
 from exporter.config import Config, ConfigError
 from exporter.core.model import MS, SECOND, Allocation, Device, Fault, Reading
+from exporter.core.prices import unpriced_models
 from exporter.registry import SOURCES
 from exporter.schedulers.base import Scheduler, SchedulerError, SchedulerState, choose_scheduler
 from exporter.schedulers.privacy import MaskedScheduler, UserMask, open_mask
@@ -142,7 +143,12 @@ def _tensor_findings(context: CheckContext, name: str, source: TelemetrySource, 
     advice = SOURCES[name].profiling_advice
     sees, refused = _TENSOR_SIGNAL in source.signals, [f.message for f in batch.faults if f.kind in _REFUSED]
     if sees:
-        yield Finding(TELEMETRY, check, OK, "gives tensor activity and the other profiling signals")
+        missing = _missing_signals(source, batch)
+        others = f", but not {', '.join(missing)}" if missing else " and the other profiling signals"
+        yield Finding(TELEMETRY, check, OK, f"gives tensor activity{others}")
+        if missing:
+            message = f"{', '.join(missing)}: not given, so that leaks are told apart less well"
+            yield Finding(TELEMETRY, f"{check} signals", WARN if needed else INFO, message, advice)
     elif not refused:
         message = "gives no tensor activity: kernel time stays unresolved"
         yield Finding(TELEMETRY, check, WARN if needed else INFO, message, advice)
@@ -151,6 +157,26 @@ def _tensor_findings(context: CheckContext, name: str, source: TelemetrySource, 
         message = f"{len(refused)} of {boards} GPUs are not profiled: {refused[0]}"
         unprofiled = f"{name} unprofiled" if sees else check
         yield Finding(TELEMETRY, unprofiled, WARN if sees or needed else INFO, message, advice)
+
+
+_PROFILING_SIGNALS = {
+    "gr_engine_active": "engine activity",
+    "sm_active": "SM activity",
+    "dram_active": "DRAM activity",
+    "fp32_active": "FP32 activity",
+    "pcie_tx_bytes_per_second": "PCIe traffic",
+    "nvlink_tx_bytes_per_second": "NVLink traffic",
+}
+
+
+def _missing_signals(source: TelemetrySource, batch: ReadResult) -> list[str]:
+    """Profiling signals that the source does not give although some board has them."""
+    boards = [device for device in batch.devices if not device.parent]
+    return [
+        words
+        for name, words in _PROFILING_SIGNALS.items()
+        if name not in source.signals and not all(name in board.lacks for board in boards)
+    ]
 
 
 def _same_machine(context: CheckContext, listed: set[str]) -> Iterator[Finding]:
@@ -233,7 +259,7 @@ def check_sample(context: CheckContext, before: Findings) -> Iterator[Finding]:
     except (SourceError, SchedulerError, ConfigError) as err:
         yield Finding(SAMPLE, "sample", FAIL, *split_advice(str(err), "see above"))
         return
-    for finding in _sample_findings(sampled, scheduler.name):
+    for finding in (*_sample_findings(sampled, scheduler.name), *_prices(context, sampled)):
         yield finding if mask is None else replace(finding, message=mask.text(finding.message))
 
 
@@ -282,6 +308,21 @@ def _sample_findings(sampled: SampledStatus, scheduler: str) -> Iterator[Finding
     yield _holders(sampled, scheduler)
     for fault in sampled.faults.values():
         yield Finding(SAMPLE, fault.kind, WARN, *split_advice(fault.message, "see the daemon's log for more"))
+
+
+def _prices(context: CheckContext, sampled: SampledStatus) -> Iterator[Finding]:
+    """Report boards that no configured price fits."""
+    config = context.config
+    if not config.prices:
+        return
+    prices, pool = tuple(row.price for row in config.prices), config.host.pool
+    missing = unpriced_models(prices, sampled.devices, pool=pool, wall_ns=time.time_ns())
+    if missing:
+        message = f"no row of [[prices]] fits {', '.join(missing)}: what these GPUs cost is counted in GPU-hours"
+        do = "add a row with that model, or one without a model, which fits all"
+        yield Finding(SAMPLE, "prices", WARN, message, do)
+    else:
+        yield Finding(SAMPLE, "prices", OK, "every GPU has a price")
 
 
 def _observed_share(sampled: SampledStatus) -> Finding:

@@ -8,6 +8,8 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
+from exporter.core.model import Device
+
 ANY_MODEL = "*"
 
 
@@ -43,6 +45,19 @@ def price_at(prices: Iterable[Price], *, model: str, spec: str, pool: str, wall_
         if price.model in (ANY_MODEL, model, spec) and price.pool in ("", pool) and price.valid_from <= wall_ns
     ]
     return max(matching, key=_specificity, default=NO_PRICE)
+
+
+def unpriced_models(prices: Iterable[Price], devices: Iterable[Device], *, pool: str, wall_ns: int) -> tuple[str, ...]:
+    """Models of boards that none of the prices fits, sorted; empty if there are no prices at all."""
+    rows = tuple(prices)
+    boards = {(each.model, each.spec.name if each.spec is not None else "") for each in devices if not each.parent}
+    return tuple(
+        sorted(
+            model
+            for model, spec in boards
+            if rows and model and price_at(rows, model=model, spec=spec, pool=pool, wall_ns=wall_ns) is NO_PRICE
+        )
+    )
 
 
 def _specificity(price: Price) -> tuple[bool, bool, int]:

@@ -70,10 +70,10 @@ ROWS = (
     *(
         Expected(panel=panel, scenario="carpenter_told", minutes=600, worth=share(which, 600))
         for which, panel in {
-            "product": "What you got",
-            "gau": "GAU",
-            "ectr": "x ECTR",
-            "emfu": "x eMFU",
+            "product": "Useful share of what was paid",
+            "gau": "Allocated and working",
+            "ectr": "x Computing",
+            "emfu": "x Useful FLOPs",
         }.items()
     ),
     *(
@@ -100,11 +100,11 @@ ROWS = (
         worth=lambda played: of_a_hundred("memory_bound", 600)(played) / 100 * gpus(played) * PRICE * MONTH,
     ),
     Expected(
-        panel="Paid a month", scenario="fleet", minutes=60, where={"currency": "USD"},
+        panel="Paid a month, at this rate", scenario="fleet", minutes=60, where={"currency": "USD"},
         worth=lambda played: gpus(played) * PRICE * MONTH,
     ),
     Expected(
-        panel="Lost a month", scenario="fleet", minutes=60, where={"currency": "USD"},
+        panel="Lost a month, at this rate", scenario="fleet", minutes=60, where={"currency": "USD"},
         worth=lambda played: lost(60)(played) * gpus(played) * PRICE * MONTH,
     ),
     Expected(
@@ -115,9 +115,20 @@ ROWS = (
     Expected(panel="GPUs owned", scenario="fleet", worth=lambda played: gpus(played) + 8, within=0),
     *(
         Expected(
-            panel="In trouble now", scenario="fleet", letter=letter, within=0,
+            panel="GPUs in trouble now", scenario="fleet", letter=letter, within=0,
             worth=in_state(state),
         )
         for letter, state in (("A", "hung"), ("B", "zombie"))
+    ),
+    *(
+        Expected(
+            panel="Whose they are, dearest first", scenario=story, where={"state": name} | more, letter=letter,
+            worth=worth, within=within,
+        )
+        for story, name, letter, more, worth, within in (
+            ("deadlock", "hung", "A", {"user": "ada"}, in_state("hung"), 0),
+            ("deadlock", "hung", "B", {"currency": "USD"}, lambda played: in_state("hung")(played) * PRICE, 1e-6),
+            ("zombie_notebook", "zombie", "A", {}, in_state("zombie"), 0),
+        )
     ),
 )  # fmt: skip
