@@ -47,7 +47,7 @@ PICTURES = (
     Picture(
         "inference", 300, {"cluster": "inference_waterfall"}, before=280, unfolded="10 prefill-decode interference"
     ),
-    Picture("zombies", 4 * 60, {"cluster": "fleet", "job_id": "45001"}),
+    Picture("zombies", 205, {"cluster": "fleet", "job_id": "45001"}),
     Picture("quality", 60, {"cluster": "blind"}),
 )
 

@@ -75,7 +75,10 @@ def test_a_source_that_fails_is_dropped_and_opened_again_every_second_then_after
     assert rig.source.closes == QUICK_TRIES + 8
     assert rig.agent.last_error() == "fake: opened, but the first read failed: no answer, try 37 (next try in 54 s)"
     rig.tick(56)
-    assert [moment // SECOND - broken_at for moment in rig.source.reads[QUICK_TRIES + 8 : QUICK_TRIES + 10]] == [213, 214]
+    assert [moment // SECOND - broken_at for moment in rig.source.reads[QUICK_TRIES + 8 : QUICK_TRIES + 10]] == [
+        213,
+        214,
+    ]
     assert rig.agent.last_error() == ""
 
 

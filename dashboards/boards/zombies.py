@@ -91,7 +91,7 @@ _SINCE = f"time() - {_BEGAN}"
 _WORST = f"topk(1, {_COST} unless on (cluster, job_id) {_EXEMPT})"
 _CULPRIT = at("job_rank:gpu_efficiency_hang_culprit")
 _DO_FIRST = {
-    "JobDeadlocked": "dump the stacks of the culprit's process (py-spy dump), then restart from the checkpoint",
+    "JobDeadlocked": "dump the culprit's stacks (py-spy dump), then restart from the checkpoint",
     "GPUZombie": "ask the user whether the job may end, then cancel it",
 }
 
@@ -116,7 +116,7 @@ _FIGURES = (
                 Column(of="user", title="User", width=80),
                 Column(of="team", title="Team", link=_TEAM, width=100),
                 Column(of="A", title="GPUs", unit="none", decimals=0, width=55),
-                Column(of="F", title="Since", unit="dateTimeAsIsoNoDateIfToday", width=150),
+                Column(of="F", title="Since", unit="dateTimeAsIsoNoDateIfToday", width=160),
                 Column(of="C", title="For", unit="s", decimals=1, width=90),
                 Column(of="B", title="An hour", unit="short", decimals=2, width=75),
                 Column(of="D", title="So far", unit="short", decimals=2, width=75),
@@ -125,7 +125,7 @@ _FIGURES = (
                 Column(of="gpu", title="its GPU", width=65),
                 Column(of="rank", title="its rank", width=70),
                 Column(of="do", title="Do first", texts=_DO_FIRST, wrap=True),
-                Column(of="runbook", title="Then", width=220),
+                Column(of="runbook", title="Then", width=240),
             )
         ),
         shows="The job whose hung, suspected and zombie GPUs cost most an hour: whose it is, how many GPUs, for how"
@@ -143,7 +143,7 @@ _FIGURES = (
         ),
         unit="none",
         width=24,
-        height=3,
+        height=4,
         empty="of what is seen no job hangs, and none is a zombie",
         fills="deadlock",
     ),
@@ -171,7 +171,7 @@ _FIGURES = (
         empty="no exporter heard",
     ),
     Panel(
-        title="Cost an hour, suspected ones too",
+        title="An hour, suspected too",
         kind=Figure(steps=((None, words.BAD),), named=True),
         shows="Price of the GPUs that hang, are suspected to, or are zombies, at this moment. Exempt jobs are left"
         " out.",

@@ -75,8 +75,8 @@ ROWS = (
             ("zombie_notebook", "A", {"runbook": "docs/runbooks/GPUZombie.md"}, lambda _: 1, 0),
         )
     ),
-    Expected(panel="Cost an hour, suspected ones too", scenario="deadlock", where=USD, worth=cost_of("hung")),
-    Expected(panel="Cost an hour, suspected ones too", scenario="zombie_notebook", where=USD, worth=cost_of("zombie")),
+    Expected(panel="An hour, suspected too", scenario="deadlock", where=USD, worth=cost_of("hung")),
+    Expected(panel="An hour, suspected too", scenario="zombie_notebook", where=USD, worth=cost_of("zombie")),
     Expected(
         panel="Cost, time shown", scenario="training_waterfall", minutes=600, where=USD, worth=cost("hung", 600),
         leak="hung", within=0.03,
