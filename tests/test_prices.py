@@ -8,7 +8,7 @@ import pytest
 from exporter.agent.agent import Agent
 from exporter.config import ConfigError, Exemption, load
 from exporter.core.model import SECOND, Owner
-from exporter.core.prices import Price, Terms, unpriced_models
+from exporter.core.prices import Price, Terms
 from exporter.core.snapshot import DaemonMetadata
 from exporter.schedulers.rules import Rules
 from tests.worlds import device, first
@@ -123,16 +123,6 @@ def test_a_rule_may_give_a_job_patience_of_its_own(tmp_path: Path) -> None:
     rules = load(written(tmp_path, '[[workload.rules]]\nhang_seconds = 900\npartition = "slow"\n'), environ={}).workload
     assert Rules(rules).apply(Owner("1", partition="slow")).hang_seconds == 900
     assert Rules(rules).apply(Owner("1", partition="fast")).hang_seconds is None
-
-
-def test_a_model_that_no_price_fits_is_named_and_one_without_prices_is_not() -> None:
-    """A price for another model would otherwise be ignored without a word."""
-    boards = (device(), device("GPU-1", "1", model="NVIDIA A100-SXM4-80GB"), device("MIG-x", "0:1", parent="GPU-0"))
-    only = (Price(2.0, model=device().model),)
-    assert unpriced_models(only, boards, pool="", wall_ns=0) == ("NVIDIA A100-SXM4-80GB",)
-    assert unpriced_models((*only, Price(1.0)), boards, pool="", wall_ns=0) == ()
-    assert unpriced_models((), boards, pool="", wall_ns=0) == ()
-    assert unpriced_models((Price(1.0, pool="spot"),), boards[:1], pool="", wall_ns=0) == (device().model,)
 
 
 def test_the_daemon_logs_once_which_gpus_no_price_fits(caplog: pytest.LogCaptureFixture) -> None:

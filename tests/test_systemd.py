@@ -146,7 +146,9 @@ def test_only_what_cannot_mend_itself_is_not_tried_again(name: str) -> None:
 
 def test_the_page_gives_a_reason_for_each_limit() -> None:
     limits = {
-        line for key in ("MemoryMax", "CPUQuota", "TasksMax", "LimitNOFILE") for line in unit(UNITS[0])["Service"][key]
+        line
+        for key in ("MemoryMax", "CPUQuota", "CPUWeight", "TasksMax", "LimitNOFILE")
+        for line in unit(UNITS[0])["Service"][key]
     }
     told = re.findall(r"^\| `(\w+)=(\S+)` \| \S", PAGE.split("\n## Limits\n")[1].split("\n## ")[0], re.MULTILINE)
     assert {value for _, value in told} == limits
@@ -162,7 +164,15 @@ def test_the_nodes_unit_starts_after_whom_it_asks() -> None:
 
 def test_the_units_differ_only_in_what_their_work_differs_in() -> None:
     ours, theirs = (unit(name)["Service"] for name in UNITS)
-    own = {"ExecStart", "ExecReload", "MemoryMax", "StateDirectory", "StateDirectoryMode", "ReadWritePaths"}
+    own = {
+        "ExecStart",
+        "ExecReload",
+        "CPUWeight",
+        "MemoryMax",
+        "StateDirectory",
+        "StateDirectoryMode",
+        "ReadWritePaths",
+    }
     devices_and_processes = {"DeviceAllow", "PrivateDevices", "ProtectProc", "ProcSubset"}
     differ = {key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key)}
     assert differ == own | devices_and_processes

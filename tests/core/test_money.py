@@ -6,7 +6,7 @@ from exporter.core.exposition import render
 from exporter.core.ledger import Ledger
 from exporter.core.model import Owner
 from exporter.core.pipeline import advance
-from exporter.core.prices import NO_PRICE, Price, Terms, price_at
+from exporter.core.prices import NO_PRICE, Price, Terms, price_at, unpriced_models
 from exporter.core.snapshot import DaemonMetadata, Snapshot, take_snapshot
 from tests.core.test_exposition import lines
 from tests.worlds import H100, RESTING, cut, device, first, held, reading, seen
@@ -143,3 +143,13 @@ def test_the_newest_observation_is_dated_by_the_node_s_clock() -> None:
         "\ngpu_efficiency_observation_timestamp_seconds 7.5\n"
         in render(take_snapshot(ledger, DaemonMetadata())).decode()
     )
+
+
+def test_a_model_that_no_price_fits_is_named_and_one_without_prices_is_not() -> None:
+    """A price for another model would otherwise be ignored without a word."""
+    boards = (device(), device("GPU-1", "1", model="NVIDIA A100-SXM4-80GB"), device("MIG-x", "0:1", parent="GPU-0"))
+    only = (Price(2.0, model=device().model),)
+    assert unpriced_models(only, boards, pool="", wall_ns=0) == ("NVIDIA A100-SXM4-80GB",)
+    assert unpriced_models((*only, Price(1.0)), boards, pool="", wall_ns=0) == ()
+    assert unpriced_models((), boards, pool="", wall_ns=0) == ()
+    assert unpriced_models((Price(1.0, pool="spot"),), boards[:1], pool="", wall_ns=0) == (device().model,)

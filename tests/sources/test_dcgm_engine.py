@@ -249,6 +249,20 @@ def test_a_counter_that_stays_blank_is_given_up_and_asked_for_again_an_hour_late
     assert closed.readings(3701, 3702, 3703)[-1].fp16_active == pytest.approx(0.05)
 
 
+def test_what_was_given_up_stays_so_when_the_board_is_watched_anew_and_comes_back_in_its_hour(closed: DcgmRig) -> None:
+    closed.say("gpu * blank 1008 blank")
+    closed.open()
+    closed.readings(*range(90))
+    closed.say("gpu 0 index 7")  # the driver has numbered its GPUs anew
+    closed.readings(*range(90, 110))
+    before = closed.stub.count("errors_logged")
+    closed.readings(*range(110, 130))
+    assert closed.stub.count("errors_logged") == before
+    closed.unsay("gpu * blank 1008 blank")
+    closed.readings(*range(3600, 3700, 5))
+    assert closed.readings(3701, 3702, 3703)[-1].fp16_active == pytest.approx(0.05)
+
+
 def test_nothing_is_asked_that_the_engine_would_complain_of(closed: DcgmRig) -> None:
     """Links of MIG instances, and profiling values of a board on which none are watched."""
     closed.say("count 3", "gpu 0 mig 3g.40gb 2g.20gb", f"gpu 1 profiling {NOT_SUPPORTED}")

@@ -169,7 +169,7 @@ def watch_profiling(client: DcgmClient, fields: SupportedFields, board: DcgmBoar
     """
     readable = _one_pass(fields, _metric_groups(client, board.gpu))
     chosen = [number for number in readable if number not in board.given_up]
-    series = [number for number in chosen if number in fields.ratios or number in fields.cycles]
+    series = _of_series(fields, chosen)
     rates = [number for number in chosen if number in fields.rates]
     per_instance = [number for number in rates if fields.rates[number].name in INSTANCE and board.partitioned]
     of_board = [number for number in rates if number not in per_instance]
@@ -182,7 +182,7 @@ def watch_profiling(client: DcgmClient, fields: SupportedFields, board: DcgmBoar
             board.profiled |= set(ids)
             if ids is series:
                 board.ratios = fields.group(ids)
-                _start_series(fields, board, ids, period=period, since=since)
+                _start_series(fields, board, _of_series(fields, readable), period=period, since=since)
     except DcgmRefusal as refusal:
         board.refused = _reason(refusal)
         board.permanently_refused = refusal.kind in ("profiling_not_supported", "not_supported", "gpu_not_supported")
@@ -190,10 +190,16 @@ def watch_profiling(client: DcgmClient, fields: SupportedFields, board: DcgmBoar
     board.refused = "" if series else REFUSAL_REASONS["profiling_not_supported"]
 
 
+def _of_series(fields: SupportedFields, ids: Iterable[int]) -> list[int]:
+    """Return the fields whose values are joined into intervals."""
+    return [number for number in ids if number in fields.ratios or number in fields.cycles]
+
+
 def _start_series(fields: SupportedFields, board: DcgmBoard, ids: Sequence[int], *, period: int, since: int) -> None:
     """Start the series of each instance, or of the board if it has none."""
     for unit in board.measured_units:
         unit.series = SampleSeries(ids, period=period, since=since, counters=fields.cycles.keys() & set(ids))
+        unit.series.leave(board.given_up)
         unit.cycles = _cycle_counters(fields, ids)
     board.cadence = Cadence(period)
 
@@ -235,8 +241,8 @@ def review_blank_fields(
     for unit in board.units:
         if unit.series is not None:
             unit.series.leave(board.given_up)
-    remaining = [field for field in board.profiled if field in fields.ratios or field in fields.cycles]
-    board.ratios = fields.group(sorted(remaining)) if remaining else board.ratios
+    remaining = _of_series(fields, sorted(board.profiled))
+    board.ratios = fields.group(remaining) if remaining else board.ratios
 
 
 def _reason(refusal: DcgmRefusal) -> str:
