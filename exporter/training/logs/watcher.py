@@ -160,7 +160,7 @@ MOST_FILES = 256
 FILE_BYTES = 256 * 1024
 """Maximum bytes read of one file per poll."""
 USER_RATE, USER_BURST = 256 * 1024, 1024 * 1024
-"""Maximum bytes read of all files of one user, a second and at once. A second of 290 KiB costs 7 % of a core."""
+"""Maximum bytes read of all files of one user, a second and at once: lines are parsed, which costs processor time."""
 ALL_RATE, ALL_BURST = 512 * 1024, 2 * 1024 * 1024
 """Maximum bytes read of all files."""
 FRESH_BYTES = 1024 * 1024
