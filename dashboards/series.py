@@ -187,6 +187,11 @@ def to(board: str, title: str, **variables: str) -> Link:
     )
 
 
+IN_TROUBLE_SINCE = (
+    f"({at('job:gpu_efficiency_spin_since:timestamp_seconds')}"
+    f" or {at('job:gpu_efficiency_last_work:timestamp_seconds')})"
+)
+"""When a job began to spin, or worked last."""
 CLICKED = "${__value.raw}"
 """The value of the cell that was clicked on."""
 TO_JOB = to("job", "The job's board", job_id=CLICKED)

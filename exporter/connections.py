@@ -51,11 +51,19 @@ class TokenBucket(Struct, eq=False):
     """Tokens left at `updated_at`, limited to `burst`; infinite: the bucket is new and full."""
     updated_at: float = 0.0
 
+    def available(self, now: float) -> float:
+        """Return the tokens that are left at `now`."""
+        self.tokens, self.updated_at = min(self.burst, self.tokens + (now - self.updated_at) * self.rate), now
+        return self.tokens
+
+    def spend(self, tokens: float) -> None:
+        """Take tokens that are available."""
+        self.tokens -= tokens
+
     def take(self, now: float) -> bool:
         """Take a token; returns False if none is left."""
-        available = min(self.burst, self.tokens + (now - self.updated_at) * self.rate)
-        taken = available >= 1
-        self.tokens, self.updated_at = available - taken, now
+        taken = self.available(now) >= 1
+        self.spend(taken)
         return taken
 
     def refund(self) -> None:

@@ -5,6 +5,7 @@ from dashboards.parts import Board, Column, Figure, Lines, Matrix, Panel, Query,
 from dashboards.series import (
     CLICKED,
     CLUSTER,
+    IN_TROUBLE_SINCE,
     TO_JOB,
     TO_NODE,
     a_month,
@@ -233,8 +234,7 @@ _ANSWER = Row(
                 Query(f"count by (state, user, team, name) ({_TROUBLE} {_WHOSE})"),
                 Query(
                     f"max by (state, user, team, name) (({_TROUBLE} > bool 0) * on (cluster, job_id) group_left ()"
-                    f" (time() - ({at('job:gpu_efficiency_spin_since:timestamp_seconds')}"
-                    f" or {at('job:gpu_efficiency_last_work:timestamp_seconds')})) {_WHOSE})"
+                    f" (time() - {IN_TROUBLE_SINCE}) {_WHOSE})"
                 ),
             ),
             unit="none",

@@ -8,6 +8,7 @@ from dashboards.series import (
     ALERTS,
     CLICKED,
     CLUSTER,
+    IN_TROUBLE_SINCE,
     JOB,
     JOB_INSTANCES,
     THIS_JOB,
@@ -82,11 +83,7 @@ _ALERTS = (
     ' "runbook", "docs/runbooks/$1.md", "alertname", "(.*)")'
 )
 
-_BEGAN = (
-    f"({at('job:gpu_efficiency_spin_since:timestamp_seconds')}"
-    f" or {at('job:gpu_efficiency_last_work:timestamp_seconds')})"
-)
-_SINCE = f"time() - {_BEGAN}"
+_SINCE = f"time() - {IN_TROUBLE_SINCE}"
 """Seconds for which a job has been spinning, or without work."""
 _WORST = f"topk(1, {_COST} unless on (cluster, job_id) {_EXEMPT})"
 _CULPRIT = at("job_rank:gpu_efficiency_hang_culprit")
@@ -139,7 +136,7 @@ _FIGURES = (
             Query(f"{_SINCE} and on (cluster, job_id) {_WORST}"),
             Query(f"{_WORST} * on (cluster, job_id) group_left () max by (cluster, job_id) ({_SINCE}) / 3600"),
             Query(f"topk by (cluster, job_id) (1, {_CULPRIT}) and on (cluster, job_id) {_WORST}"),
-            Query(f"1000 * ({_BEGAN} and on (cluster, job_id) {_WORST})"),
+            Query(f"1000 * ({IN_TROUBLE_SINCE} and on (cluster, job_id) {_WORST})"),
         ),
         unit="none",
         width=24,

@@ -14,11 +14,10 @@ from msgspec.structs import replace
 
 from exporter.core.model import Device, Fault, Spec
 from exporter.files import write_atomically
+from exporter.sources.base import UNKNOWN_PREFIX
 
 log = logging.getLogger(__name__)
 MISSING = "missing"
-UNKNOWN_PREFIX = "unknown-"
-"""Prefix of the placeholder UUID that a source uses until a GPU's own UUID can be read."""
 MISSING_PREFIX = "missing-"
 """Prefix of the placeholder UUID of an expected GPU that was never listed."""
 

@@ -29,7 +29,7 @@ LIMIT_BYTES = 4 << 20
 """Size limit of a page after decompression. A vLLM page with 8 engines is about 0.5 MB."""
 MAX_LINES = 50_000
 """Lines of a page: each costs some 60 bytes beyond its text, so that a page of short lines would cost thirty times its
-size. That vLLM page has 4,000."""
+size."""
 MAX_PAGES, MAX_PAGES_OF_JOB = 16, 4
 """Pages that are fetched at once: a job whose engines send long pages, or slowly, delays its own."""
 _REDIRECTS = range(300, 400)

@@ -16,6 +16,8 @@ from exporter.registry import SOURCES, import_object
 
 NVLINK_SIGNALS = ("nvlink_tx_bytes_per_second", "nvlink_rx_bytes_per_second")
 """Fields of Reading that a board without NVLink does not have."""
+UNKNOWN_PREFIX = "unknown-"
+"""Prefix of the placeholder UUID that a source uses until a GPU's own UUID can be read."""
 LONGEST_READING_SECONDS = 90.0
 """A daemon that stood still for longer (SIGSTOP, a frozen machine) cannot vouch for what happened meanwhile."""
 NO_ACTIVITY: Mapping[str, float] = dict.fromkeys(("gr_engine_active", "sm_active", "tensor_active", "dram_active"), 0.0)

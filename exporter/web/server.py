@@ -42,7 +42,7 @@ class ConnectionLimits(Struct, frozen=True):
     new_per_second: float = 20
     """Sustained rate of new connections of an address."""
     handshakes: int = 32
-    """Maximum of TLS handshakes in progress; each holds some 300 KiB."""
+    """Maximum of TLS handshakes in progress; for each asyncio holds a buffer of 256 KiB."""
     handshakes_per_address: int = 8
     handshake_seconds: float = 10
     tls_shutdown_seconds: float = 1

@@ -29,9 +29,8 @@ from exporter.sources.dcgm.intervals import SampleSeries
 from exporter.sources.dcgm.source import DcgmSource, HostEngineClock, open_dcgm
 from exporter.sources.dcgm_fields import CYCLES, GAUGES, HEALTH, RATES, RATIOS, STATIC, VISIBLE
 from tests.clocks import JumpClock
-from tests.dcgm_stub.bindings import missing, unpack
 from tests.dcgm_stub.stub import MODULES, Stub, stand_in
-from tests.shared_library import compiler
+from tests.sources.dcgm_rig import unpacked
 
 ADDRESS = "unix:/tests/engine"
 WALL = 1_700_000_000 * SECOND
@@ -81,11 +80,7 @@ class World:
 
 @pytest.fixture(scope="module")
 def bindings(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if compiler() is None:
-        pytest.skip("needs a C compiler to build the stand-in DCGM")
-    if reason := missing():
-        pytest.skip(reason)
-    return unpack(tmp_path_factory.mktemp("bindings"))
+    return unpacked(tmp_path_factory.mktemp("bindings"))
 
 
 @pytest.fixture(name="world")

@@ -8,7 +8,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from exporter.core.model import NEVER, PPM, Device, Fault, Spec
-from exporter.sources.base import NO_ACTIVITY, NVLINK_SIGNALS, instance_device, mig_weights
+from exporter.sources.base import NO_ACTIVITY, NVLINK_SIGNALS, UNKNOWN_PREFIX, instance_device, mig_weights
 from exporter.sources.cycles import CycleCounters
 from exporter.sources.dcgm.client import DcgmClient, DcgmRefusal, DcgmSample, EntityId, GpuInstance
 from exporter.sources.dcgm.intervals import Cadence, MeasuredInterval, SampleSeries
@@ -130,8 +130,6 @@ class DcgmInventory(Struct):
         return None if None in identity else (*identity, *instances)
 
 
-_PLACEHOLDER = "unknown-"
-"""Prefix of the UUID of a GPU that DCGM lists without one."""
 _TWICE_REPORTED = (79, 119, 120)
 """Xids that the engine takes from the driver's events and from the kernel's log."""
 _SAME_EVENT_US = 5_000_000
@@ -148,8 +146,8 @@ class DcgmBoard:
         """The engine's group of its instances; None: it has none."""
         self.watched: list[tuple[Any, Any]] = []
         """(group, field group) of each watch."""
-        self.profiled: set[int] = set()
-        """The profiling fields that are watched."""
+        self.profiling_fields: set[int] = set()
+        """Those that are watched."""
         self.ratios: Any = None
         """The field group of those whose values are joined into intervals."""
         self.cadence: Cadence | None = None
@@ -179,7 +177,7 @@ class DcgmBoard:
     @property
     def has_placeholder(self) -> bool:
         """True if the GPU's UUID could not be read."""
-        return self.whole.device.uuid.startswith(_PLACEHOLDER)
+        return self.whole.device.uuid.startswith(UNKNOWN_PREFIX)
 
     @property
     def has_no_values(self) -> bool:
@@ -273,7 +271,7 @@ def make_board(client: DcgmClient, gpu: int, inventory: DcgmInventory, *, overri
     facts = inventory.static[gpu]
     model, pci = str(facts.get("model", "")), facts.get("pci")
     spec = find_spec(model, f"{pci:08x}" if isinstance(pci, int) else None, overrides=overrides)
-    uuid = str(facts.get("uuid") or f"{_PLACEHOLDER}{gpu}")
+    uuid = str(facts.get("uuid") or f"{UNKNOWN_PREFIX}{gpu}")
     whole = Device(
         uuid=uuid,
         index=str(facts.get("index", gpu)),

@@ -86,7 +86,7 @@ class SampleSeries:
 
     def is_known(self, field: int, stamp: int) -> bool:
         """Return whether the value of `field` stamped `stamp` was added before, or is older than the baseline."""
-        return field in self._last and stamp <= self._last[field]
+        return stamp <= self._last[field]
 
     def follows(self, field: int, stamp: int) -> bool:
         """Return whether no value was sampled between the last one of `field` and one stamped `stamp`."""
@@ -100,7 +100,7 @@ class SampleSeries:
 
     def add(self, field: int, stamp: int, value: Value) -> None:
         """Add one value; ignore it if it was added before."""
-        if field not in self._last or stamp <= self._last[field]:
+        if field not in self._last or self.is_known(field, stamp):
             return
         gap = self._gap[field] = stamp - self._last[field] if field in self._gap else self._period
         self._usual_gap[field] = gap + _SMOOTHING * (self._usual_gap.get(field, gap) - gap)
@@ -149,18 +149,19 @@ class SampleSeries:
 
     def _interval(self, start: int, pace: StampedValue) -> MeasuredInterval:
         seen = {}
+        paces = (self._usual_gap[field] for field, values in self._waiting.items() if any(v is pace for v in values))
+        usual_pace = next(paces, 0.0)
         for field, waiting_values in self._waiting.items():
             combine = _value_near if field in self._counters else _mean
-            same_cycle = self._of_same_cycle(field, start, pace) if combine is _mean else None
+            same_cycle = self._of_same_cycle(field, start, pace, usual_pace) if combine is _mean else None
             value = combine(waiting_values, start, pace.end) if same_cycle is None else _number(same_cycle.value)
             if value is not None:
                 seen[field] = value
         return MeasuredInterval(start, pace.end, seen, isinstance(pace.value, Blank))
 
-    def _of_same_cycle(self, field: int, start: int, pace: StampedValue) -> StampedValue | None:
+    def _of_same_cycle(self, field: int, start: int, pace: StampedValue, usual_pace: float) -> StampedValue | None:
         """Return the value that was measured over this very interval, although it was stamped somewhat off its end."""
-        paces = (self._usual_gap[other] for other, values in self._waiting.items() if any(v is pace for v in values))
-        usual, usual_pace = self._usual_gap.get(field, 0.0), next(paces, 0.0)
+        usual = self._usual_gap.get(field, 0.0)
         if abs(usual - usual_pace) * _SAME_CADENCE > usual:
             return None
         tolerance = min(_SAME_CYCLE_US, (pace.end - start) // 2)
@@ -192,9 +193,7 @@ def _number(value: Value) -> float | None:
 def _value_near(values: Sequence[StampedValue], start: int, end: int) -> float | None:
     """Return the value stamped nearest to `end`; None if none is near."""
     near = min(values, key=lambda stamped: abs(stamped.end - end), default=None)
-    if near is None or abs(near.end - end) * _QUARTER > end - start or not isinstance(near.value, (int, float)):
-        return None
-    return float(near.value)
+    return None if near is None or abs(near.end - end) * _QUARTER > end - start else _number(near.value)
 
 
 _CHECK_INTERVAL_NS = 30_000_000_000

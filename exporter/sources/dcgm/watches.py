@@ -87,7 +87,7 @@ class SupportedFields:
         shown = self._instance if unit.device.parent else self._latest
         rates = {
             number
-            for number in board.profiled & self.rates.keys()
+            for number in board.profiling_fields & self.rates.keys()
             if unit.device.parent or self.is_link(number) or not board.partitioned
         }
         plain = [number for number in shown if number in self.gauges_by_id or number in rates]
@@ -176,10 +176,10 @@ def watch_profiling(client: DcgmClient, fields: SupportedFields, board: DcgmBoar
     watches = ((series, board.measured_group), (per_instance, board.parts_group), (of_board, board.whole_group))
     try:
         for ids, group in watches:
-            if board.profiled.issuperset(ids):
+            if board.profiling_fields.issuperset(ids):
                 continue
             _watch(client, board, group, fields.group(ids), period)
-            board.profiled |= set(ids)
+            board.profiling_fields |= set(ids)
             if ids is series:
                 board.ratios = fields.group(ids)
                 _start_series(fields, board, _of_series(fields, readable), period=period, since=since)
@@ -218,11 +218,11 @@ def review_blank_fields(
     client: DcgmClient, fields: SupportedFields, board: DcgmBoard, *, period: int, now: int
 ) -> None:
     """End the watch of profiling fields that stay blank, and begin it again an hour later. Raises DcgmRefusal."""
-    numbers = {field for unit in board.units for field in board.profiled if unit.number(field) is not None}
+    numbers = {field for unit in board.units for field in board.profiling_fields if unit.number(field) is not None}
     if not numbers:
         board.blank_since.clear()
         return
-    for field in board.profiled - numbers:
+    for field in board.profiling_fields - numbers:
         board.blank_since.setdefault(field, now)
     for field in numbers:
         board.blank_since.pop(field, None)
@@ -237,11 +237,11 @@ def review_blank_fields(
     for field in retried:
         _watch(client, board, _group_of(fields, board, field), fields.group([field]), period)
         del board.given_up[field]
-    board.profiled = (board.profiled | set(retried)) - set(given_up)
+    board.profiling_fields = (board.profiling_fields | set(retried)) - set(given_up)
     for unit in board.units:
         if unit.series is not None:
             unit.series.leave(board.given_up)
-    remaining = _of_series(fields, sorted(board.profiled))
+    remaining = _of_series(fields, sorted(board.profiling_fields))
     board.ratios = fields.group(remaining) if remaining else board.ratios
 
 

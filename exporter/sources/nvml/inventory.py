@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from exporter.core.model import PPM, SECOND, Device, Fault, Spec
-from exporter.sources.base import NVLINK_SIGNALS, SourceError, instance_device, mig_weights
+from exporter.sources.base import NVLINK_SIGNALS, UNKNOWN_PREFIX, SourceError, instance_device, mig_weights
 from exporter.sources.nvml import calls
 from exporter.sources.nvml.calls import (
     MIG,
@@ -435,4 +435,4 @@ def require_visible(boards: Mapping[str, NvmlBoard]) -> None:
 
 def _placeholder_uuid(index: int) -> str:
     """Return the placeholder UUID of a GPU whose own cannot be read."""
-    return f"unknown-{index}"
+    return f"{UNKNOWN_PREFIX}{index}"

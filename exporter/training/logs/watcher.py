@@ -20,6 +20,7 @@ from msgspec import Struct
 
 from exporter.clock import Clock
 from exporter.config import Config, FollowSettings
+from exporter.connections import TokenBucket
 from exporter.core.model import SECOND
 from exporter.job_files import FileRefusedError, FileTail, is_open_for_writing, open_job_file
 from exporter.procfs import parent_pid, read_bytes
@@ -179,25 +180,6 @@ FileKey = tuple[int, int]
 """Device and inode."""
 
 
-class ByteBudget:
-    """A number of bytes that grows with time and is spent by reading."""
-
-    def __init__(self, rate: int, burst: int) -> None:
-        """`rate` bytes a second, and at most `burst` at once."""
-        self._rate, self._burst = rate, burst
-        self._left, self._at = float(burst), 0
-
-    def left(self, now: int) -> int:
-        """Return the bytes that may be read at `now`, monotonic nanoseconds."""
-        self._left = min(self._burst, self._left + (now - self._at) / SECOND * self._rate)
-        self._at = now
-        return max(0, int(self._left))
-
-    def spend(self, size: int) -> None:
-        """Take bytes that were read."""
-        self._left -= size
-
-
 class _OpenLog(Struct):
     """A followed log."""
 
@@ -236,9 +218,9 @@ class LogWatcher:
         self._shared: set[FileKey] = set()
         self._refused: set[str] = set()
         self._searched_at, self._polls = -SEARCH_INTERVAL, 0
-        self._budget = ByteBudget(ALL_RATE, ALL_BURST)
-        self._budgets: dict[int, ByteBudget] = {}
-        """Of each user with a followed log."""
+        self._budget = TokenBucket(ALL_BURST, ALL_RATE / SECOND)
+        self._budgets: dict[int, TokenBucket] = {}
+        """Bytes that may be read of each user with a followed log."""
 
     def poll(self, now: int, *, wall: int, processes: Sequence[WorkloadProcess]) -> list[LoggedMessage]:
         """Messages from what was written since the last poll; `now` must not decrease. Handles all file errors."""
@@ -353,8 +335,8 @@ class LogWatcher:
         return valid
 
     def _read_file(self, tracker: LogTracker, file: _OpenLog, now: int) -> list[TimedMessage]:
-        own = self._budgets.setdefault(file.owner, ByteBudget(USER_RATE, USER_BURST))
-        most = min(FILE_BYTES, own.left(now), self._budget.left(now))
+        own = self._budgets.setdefault(file.owner, TokenBucket(USER_BURST, USER_RATE / SECOND))
+        most = int(min(FILE_BYTES, own.available(now), self._budget.available(now)))
         self._note_lag(file, most)
         try:
             written = file.tail.read(most)
