@@ -2,7 +2,7 @@
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run check lint quick test-pythons core others test installed slurm-24 rules skips packages mutants bench accuracy docs site \
+.PHONY: help run check lint quick test-pythons core others test installed slurm-24 image-parts checks collected rules skips packages mutants bench accuracy docs site \
   dashboards pictures goldens proto lock clean
 
 # Tests start hundreds of interpreters: without bytecode each of them would compile the exporter anew.
@@ -61,26 +61,37 @@ core: .venv/.installed
 	$(BIN)/coverage combine -q
 	$(BIN)/coverage report
 
-# Six workers on two processors: tests of servers mostly wait for them. One collects first, and so compiles all tests
-# with pytest's assertions, which each of the six would otherwise do for itself.
+# Six workers on two processors: tests of servers mostly wait for them.
 others: installed
 	@mkdir -p $(RESULTS)
-	@$(BIN)/pytest -q --collect-only -n 0 --ignore=tests/core > .cache/collected || { tail -n 30 .cache/collected; exit 1; }
 	$(PYTEST) --hypothesis-profile=ci -m "not ($(APART))" --ignore=tests/core -n 6 --junitxml=$(RESULTS)/others.xml
 
 # Each step prints how long it took, so that it is seen which one grew.
 test: ## everything, Debian packages included: what continuous integration runs
 	@rm -rf $(RESULTS)
-	@for step in packages installed lint core others rules skips; do \
+	@for step in packages installed checks core others skips; do \
 	  since=$$(date +%s); $(MAKE) --no-print-directory $$step || exit 1; \
 	  echo "== $$step: $$(($$(date +%s) - since)) s"; \
 	done
 
-installed: .venv/.installed .venv/dcgm-bindings/.fetched .venv/training/.installed .venv/site/.installed slurm-24
+# Each takes one processor. What each of them prints is printed at its end, not mixed.
+checks:
+	@$(MAKE) --no-print-directory --output-sync=target -j 3 lint rules collected
+
+# Compiles all tests with pytest's assertions, which each of the six workers would otherwise do for itself.
+collected: .venv/.installed
+	@mkdir -p .cache
+	@$(BIN)/pytest -q --collect-only -n 0 > .cache/collected || { tail -n 30 .cache/collected; exit 1; }
+
+installed: .venv/.installed .venv/dcgm-bindings/.fetched .venv/training/.installed .venv/site/.installed slurm-24 image-parts
 
 # Debian 13's Slurm in a tree of its own, for tests; those that need it are skipped, and say so, where it cannot be had.
 slurm-24: .venv/.installed
 	@test -e .cache/slurm-24/.built || $(BIN)/python -m tests.slurm.chroot || true
+
+# The bare Debian and the wheels of the image that the tests build; they say so where they cannot be had.
+image-parts: .venv/.installed
+	@$(BIN)/python -m tests.image.ours || true
 
 rules:
 	shellcheck exporter/data/*.sh .ci/packages .ci/run

@@ -20,7 +20,6 @@ def order(*options: str) -> list[str]:
         "--collect-only",
         "-q",
         "-pno:cacheprovider",
-        "-pno:schemathesis",
         *options,
         *FILES,
     ]

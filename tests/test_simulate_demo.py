@@ -3,6 +3,7 @@
 from functools import cache
 from itertools import islice
 from math import fsum
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -25,20 +26,24 @@ from tests.lookalikes import LOOKALIKES
 pytestmark = pytest.mark.slow
 
 HOURS = 2.0
+SHORT = 0.5
+"""Hours of the stories with another seed or board."""
 TRAINING, CHAT = "41001", "inference/chat-0-4"
 PERIOD = 2.0
 
 
 @cache
-def story(seed: int = 0, board: str = "H100-SXM5-80GB") -> tuple[Simulation, tuple[Observation, ...]]:
-    simulation = simulate("demo", seed=seed, board=board, period_seconds=PERIOD, duration_seconds=HOURS * 3600)
+def story(
+    seed: int = 0, board: str = "H100-SXM5-80GB", hours: float = HOURS
+) -> tuple[Simulation, tuple[Observation, ...]]:
+    simulation = simulate("demo", seed=seed, board=board, period_seconds=PERIOD, duration_seconds=hours * 3600)
     return simulation, tuple(simulation.observations)
 
 
 @cache
-def fed(seed: int = 0, board: str = "H100-SXM5-80GB") -> Ledger:
+def fed(seed: int = 0, board: str = "H100-SXM5-80GB", hours: float = HOURS) -> Ledger:
     ledger = Ledger()
-    for observation in story(seed, board)[1]:
+    for observation in story(seed, board, hours)[1]:
         advance(ledger, observation)
     return ledger
 
@@ -96,9 +101,11 @@ def test_of_the_demo_two_jobs_speak_and_no_other_story_of_its_table_does() -> No
     assert not {"demo"} & (LEAK_SCENARIOS.keys() | WATERFALL_SCENARIOS.keys())
 
 
-@pytest.mark.parametrize(("seed", "board"), [(0, "H100-SXM5-80GB"), (7, "H100-SXM5-80GB"), (0, "L40S")])
-def test_the_core_believes_every_word(seed: int, board: str) -> None:
-    ledger = fed(seed, board)
+@pytest.mark.parametrize(
+    "told", [(), (7, "H100-SXM5-80GB", SHORT), (0, "L40S", SHORT)], ids=["its own", "another seed", "another board"]
+)
+def test_the_core_believes_every_word(told: tuple[Any, ...]) -> None:
+    ledger = fed(*told)
     assert not ledger.refused
     assert not ledger.rejected
     assert not ledger.faults

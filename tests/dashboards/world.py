@@ -41,10 +41,10 @@ SHOWN = 12_600
 """Seconds of the fleet's nodes; before that there is its history."""
 HISTORY = 8 * 86_400
 FLEET = tuple(
-    Story(cluster="fleet", scenario="fleet", node=number, seconds=SHOWN, period=2.0 if number == STARVED else 5.0)
+    Story(cluster="fleet", scenario="fleet", node=number, seconds=SHOWN, period=2.0 if number == STARVED else 10.0)
     for number in range(8)
 )
-DEMOS = tuple(Story(cluster="fleet", scenario="demo", node=number, seconds=SHOWN) for number in (8, 9))
+DEMOS = tuple(Story(cluster="fleet", scenario="demo", node=number, seconds=SHOWN, period=10.0) for number in (8, 9))
 ODD = (
     Story(cluster="blind", scenario="fleet", node=2, blind=True),
     Story(cluster="blind", scenario="fleet", node=6, silent=1800),

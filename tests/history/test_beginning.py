@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator
 from contextlib import closing
+from functools import cache
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import pytest
@@ -31,19 +32,31 @@ from tests.history.player import story
 YOUNG = 150 * SECOND
 
 
-def left_behind() -> tuple[Ledger, JobTracker]:
-    """Return a daemon's state some way into a scenario."""
+class Left(NamedTuple):
+    """A daemon's state some way into a scenario."""
+
+    ledger: Ledger
+    memory: JobTracker
+
+    @property
+    def at(self) -> int:
+        return self.ledger.at or 0
+
+    @property
+    def wall(self) -> int:
+        return self.ledger.wall
+
+
+@cache
+def left_behind() -> Left:
+    """Play it once, and not when the tests are collected: every worker collects every file."""
     from exporter.core.snapshot import take_snapshot  # noqa: PLC0415  here alone
 
     ledger, memory = Ledger(), JobTracker(node="node", ledger_id="before")
     for observation in islice(story(), 200):
         advance(ledger, observation)
         memory.update(take_snapshot(ledger, DaemonMetadata()))
-    return ledger, memory
-
-
-LEDGER, MEMORY = left_behind()
-AT, WALL = LEDGER.at or 0, LEDGER.wall
+    return Left(ledger, memory)
 
 
 @pytest.fixture(name="store")
@@ -57,16 +70,16 @@ def fill(store: HistoryStore, *, frozen: bytes | None = None, **about: Any) -> N
     store.write(
         state=[
             encode_info("before", "boot", **about),
-            ("ledger", dump_ledger(LEDGER) if frozen is None else frozen),
-            ("tallies", MEMORY.dump_tallies()),
-            ("courses", MEMORY.dump_samples()),
+            ("ledger", dump_ledger(left_behind().ledger) if frozen is None else frozen),
+            ("tallies", left_behind().memory.dump_tallies()),
+            ("courses", left_behind().memory.dump_samples()),
         ]
     )
 
 
 def moment(away: float, *, wall_away: float | None = None, boot: str = "boot") -> HostTime:
     wall_away = away if wall_away is None else wall_away
-    return HostTime(AT + round(away * SECOND), WALL + round(wall_away * SECOND), boot)
+    return HostTime(left_behind().at + round(away * SECOND), left_behind().wall + round(wall_away * SECOND), boot)
 
 
 def came(store: HistoryStore, now: HostTime) -> tuple[Agent, Any]:
@@ -96,13 +109,13 @@ def test_it_goes_on_only_where_no_scrape_can_have_outrun_it(
 ) -> None:
     fill(store, **about)
     agent, found = came(store, now)
-    assert (found.checkpoint_at == AT) is goes_on
+    assert (found.checkpoint_at == left_behind().at) is goes_on
     assert (found.tracker.ledger_id == "before") is goes_on
     assert (found.closed is None) is goes_on
     assert bool(agent.ledger.gpus) is goes_on
     if goes_on:
-        assert found.tracker.tallies == MEMORY.tallies
-        assert found.tracker.samples == MEMORY.samples
+        assert found.tracker.tallies == left_behind().memory.tallies
+        assert found.tracker.samples == left_behind().memory.samples
 
 
 def test_an_empty_boot_id_is_no_boot(store: HistoryStore) -> None:
@@ -128,20 +141,20 @@ def test_where_the_file_cannot_be_told_so_it_does_not_go_on(store: HistoryStore,
                 unwritable, agent, JobTracker(node="node", ledger_id="after"), moment(1), resume_window=YOUNG
             )
     assert not agent.ledger.gpus
-    assert agent.ledger.paid_since == read_header(dump_ledger(LEDGER)).edges
+    assert agent.ledger.paid_since == read_header(dump_ledger(left_behind().ledger)).edges
 
 
 def test_who_begins_anew_counts_from_where_the_other_stopped_and_closes_its_books(store: HistoryStore) -> None:
     agent, found = came(store, moment(3600))
-    assert agent.ledger.paid_since == {uuid: gpu.book.until for uuid, gpu in LEDGER.gpus.items()}
+    assert agent.ledger.paid_since == {uuid: gpu.book.until for uuid, gpu in left_behind().ledger.gpus.items()}
     closed = {book.uuid: book for book in found.closed.closed}
-    for uuid, gpu in LEDGER.gpus.items():
+    for uuid, gpu in left_behind().ledger.gpus.items():
         assert closed[uuid].paid == gpu.book.paid == sum(closed[uuid].parts.values())
         assert closed[uuid].until - closed[uuid].since == pytest.approx(gpu.book.paid / SECOND, abs=1e-5)
         assert closed[uuid].life == "before"
     statements = {one.owner.job_id: one for one in found.closed.job_records}
-    assert statements.keys() == LEDGER.jobs.keys()
-    for job_id, job in LEDGER.jobs.items():
+    assert statements.keys() == left_behind().ledger.jobs.keys()
+    for job_id, job in left_behind().ledger.jobs.items():
         assert statements[job_id].paid == job.book.paid
         assert not statements[job_id].running
     assert [event.kind for event in found.closed.events] == ["closed"]
@@ -150,16 +163,16 @@ def test_who_begins_anew_counts_from_where_the_other_stopped_and_closes_its_book
 @pytest.mark.parametrize("wall_away", [-3600.0, 0.0, 60.0])
 def test_over_a_boot_books_end_at_the_same_time_of_day(store: HistoryStore, wall_away: float) -> None:
     """If the clock was set back, the downtime is 0, not negative."""
-    now = HostTime(5 * SECOND, WALL + round(wall_away * SECOND), "another")
+    now = HostTime(5 * SECOND, left_behind().wall + round(wall_away * SECOND), "another")
     agent, _ = came(store, now)
-    for uuid, gpu in LEDGER.gpus.items():
-        behind = AT - gpu.book.until + round(max(0.0, wall_away) * SECOND)
+    for uuid, gpu in left_behind().ledger.gpus.items():
+        behind = left_behind().at - gpu.book.until + round(max(0.0, wall_away) * SECOND)
         assert agent.ledger.paid_since[uuid] == (now.now - behind) // MS * MS
         assert agent.ledger.paid_since[uuid] % MS == 0
 
 
 def test_over_a_month_it_is_not_believed_that_anybody_paid(store: HistoryStore) -> None:
-    agent, found = came(store, HostTime(SECOND, WALL + 31 * 86_400 * SECOND, "another"))
+    agent, found = came(store, HostTime(SECOND, left_behind().wall + 31 * 86_400 * SECOND, "another"))
     assert not agent.ledger.paid_since
     assert found.closed.closed
 
@@ -176,7 +189,7 @@ def test_of_a_checkpoint_that_cannot_be_read_it_begins_from_nothing(store: Histo
 
 
 def test_of_books_that_cannot_be_read_the_edges_still_count(store: HistoryStore) -> None:
-    head = msgspec.structs.replace(read_header(dump_ledger(LEDGER)), body=msgspec.Raw(b"\xc0"))
+    head = msgspec.structs.replace(read_header(dump_ledger(left_behind().ledger)), body=msgspec.Raw(b"\xc0"))
     fill(store, frozen=msgspec.msgpack.encode(head), clean=True)
     agent, found = came(store, moment(1))
     assert found.checkpoint_at is None
@@ -206,7 +219,7 @@ def test_of_an_empty_store_nothing_comes(tmp_path: Path) -> None:
 def test_a_store_that_may_only_be_read_still_says_from_where_to_count(store: HistoryStore) -> None:
     agent = Agent(meta=DaemonMetadata())
     start_after_read_only(store, agent, moment(20), node="node")
-    assert agent.ledger.paid_since.keys() == LEDGER.gpus.keys()
+    assert agent.ledger.paid_since.keys() == left_behind().ledger.gpus.keys()
 
 
 def test_books_of_another_life_are_closed_before_they_are_written_over_and_ones_own_are_not(
@@ -215,7 +228,7 @@ def test_books_of_another_life_are_closed_before_they_are_written_over_and_ones_
     assert unclosed_books(store, JobTracker(node="node", ledger_id="before"), moment(20)) is None
     found = unclosed_books(store, JobTracker(node="node", ledger_id="after"), moment(20))
     assert found is not None
-    assert len(found.closed) == len(LEDGER.gpus)
+    assert len(found.closed) == len(left_behind().ledger.gpus)
 
 
 def test_a_decision_is_told_in_words(store: HistoryStore) -> None:

@@ -1,5 +1,7 @@
 """The images of this tree, with and without DCGM, made by running its Dockerfile, and kept until that changes.
 
+Run as `python -m tests.image.ours` it fetches what a registry and a package index would give, and builds nothing.
+
 Owns the context, the wheels and the images at hand. Refuses a registry: what stands for it is in `bare` and here.
 """
 
@@ -18,6 +20,7 @@ from tests.dcgm_stub import build as stub
 from tests.image import bare
 from tests.image.build import Builder, Image
 from tests.image.cache import ROOT, kept
+from tests.image.contained import why_not
 from tests.image.context import context, copied
 from tests.shared_library import compiler
 
@@ -105,3 +108,8 @@ def _fetch(folder: Path) -> None:
     words += ["--python-version", "3.11", "--only-binary", ":all:", "--dest", f"{folder}"]
     for lock in _LOCKS:
         subprocess.run([*words, "--require-hashes", "-r", f"{ROOT / lock}"], check=True, timeout=300)
+
+
+if __name__ == "__main__" and not why_not():
+    bare.bare()
+    wheels()
