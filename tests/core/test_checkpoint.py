@@ -89,10 +89,10 @@ def test_a_story_that_is_cut_in_four_ends_as_one_that_is_not(scenario: str) -> N
 def test_what_workloads_say_is_kept_as_well(scenario: str) -> None:
     """Job counters continue; only unspent credit from reports is lost. Their first hours have all that is reported."""
     story = simulate(scenario, stories=WATERFALL_SCENARIOS, gpus=10, period_seconds=30).observations
-    ledger = played(islice(story, 500))
+    ledger = played(islice(story, 250))
     told = take_snapshot(again(ledger), DaemonMetadata())
     before = take_snapshot(ledger, DaemonMetadata())
-    assert before.jobs
+    assert any(job.progress or job.service for job in before.jobs)
     for now, then in zip(told.jobs, before.jobs, strict=True):
         assert now.progress == then.progress
         assert (now.service is None) == (then.service is None)
