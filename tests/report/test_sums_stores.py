@@ -17,7 +17,7 @@ from tests.report.test_sums import THURSDAY, statement
 
 DAYS = 90
 QUARTER = Fleet(
-    story=trained(0.4, tells=False), nodes=64, gpus=4, price=2.5, length=DAYS * 24 * HOUR, period=2 * HOUR,
+    story=trained(0.4, tells=False), nodes=128, gpus=2, price=2.5, length=DAYS * 24 * HOUR, period=2 * HOUR,
     scrape=2 * HOUR,
     spread=True,
 )  # fmt: skip
