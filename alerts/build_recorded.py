@@ -73,6 +73,8 @@ class Found(NamedTuple):
 
 
 _LEAKS = frozenset(LEAK_NAMES)
+_ITSELF = Found("job in trouble", frozenset(), {}, rare=True)
+"""What hands on its own last value adds nothing to what it has first."""
 
 
 def rows() -> list[tuple[str, ...]]:
@@ -83,7 +85,10 @@ def rows() -> list[tuple[str, ...]]:
     known = dict(_raw())
     while waiting := [rule for rule in recorded if rule.name not in known]:
         ready = [rule for rule in waiting if _names(parse(rule.expr)) <= known.keys() | {rule.name}]
-        known |= {rule.name: _found(parse(rule.expr), known) for rule in ready}
+        if not ready:
+            named = sorted(set().union(*(_names(parse(rule.expr)) for rule in waiting)) - known.keys())
+            raise ValueError(f"{waiting[0].file}: the rules read what nothing exports or records: {', '.join(named)}")
+        known |= {rule.name: _found(parse(rule.expr), known | {rule.name: _ITSELF}) for rule in ready}
     return [_row(rule, labels[rule.name], known[rule.name], pace[rule.name]) for rule in recorded]
 
 
@@ -95,6 +100,7 @@ def _raw() -> Iterable[tuple[str, Found]]:
     for metric in OF_CLUSTER:
         yield metric.name, Found("cluster", _LEAKS, {label: _CAUSES for label in metric.labels if label == "cause"})
     yield "up", Found("node", _LEAKS, {})
+    yield "process_start_time_seconds", Found("node", _LEAKS, {})
 
 
 def _names(node: Node) -> set[str]:

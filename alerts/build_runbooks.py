@@ -35,6 +35,7 @@ SECTIONS = (
 )
 SEVERITIES = ("page", "ticket", "info")
 _THRESHOLD = re.compile(r'gpu_efficiency_threshold\{name="(\w+)"')
+_SEVERITY = re.compile(r'"severity", "(\w+)"')
 _TEAM = re.compile(r'\{\{ or \$labels\.team "(\w+)" \}\}')
 _SENTENCE = re.compile(r"(.+?\.)(?:\s|$)", re.DOTALL)
 
@@ -73,12 +74,13 @@ class Alert(NamedTuple):
     file: str
     rule: dict[str, Any]
     records: dict[str, str]
-    """Expressions of the records of its own file that it names."""
+    """Expressions of the records of its own file that it reads, directly or not."""
 
     @property
-    def severity(self) -> str:
-        """Whom it wakes: page, ticket or info."""
-        return str(self.rule["labels"]["severity"])
+    def severities(self) -> list[str]:
+        """Whom it wakes: page, ticket or info; more than one, the worst first, where its records decide."""
+        label = str(self.rule["labels"]["severity"])
+        return [label] if label in SEVERITIES else _SEVERITY.findall(self.expressions)
 
     @property
     def expressions(self) -> str:
@@ -116,8 +118,15 @@ def _of(path: Path) -> Iterator[Alert]:
     records = {rule["record"]: rule["expr"] for rule in rules if "record" in rule}
     for rule in rules:
         if "alert" in rule:
-            named = {name: expr for name, expr in records.items() if name in rule["expr"]}
-            yield Alert(rule["alert"], path.name, rule, named)
+            yield Alert(rule["alert"], path.name, rule, _read(rule["expr"], records))
+
+
+def _read(expr: str, records: dict[str, str]) -> dict[str, str]:
+    """Give the records that an expression reads, directly or through others, in the order of the file."""
+    wanted = {name for name in records if name in expr}
+    while more := {name for name in records for by in wanted if name in records[by]} - wanted:
+        wanted |= more
+    return {name: expr for name, expr in records.items() if name in wanted}
 
 
 # -- the block --
@@ -133,7 +142,7 @@ def _facts(alert: Alert) -> str:
     rule = alert.rule
     labels = ", ".join(f"`{key}={_team(value)}`" for key, value in rule["labels"].items() if key != "severity")
     rows = (
-        ("severity", f"**{alert.severity}**"),
+        ("severity", " or ".join(f"**{severity}**" for severity in alert.severities)),
         ("for", rule.get("for", "0: at once")),
         ("keep_firing_for", rule.get("keep_firing_for", "0")),
         ("labels", labels),
@@ -195,8 +204,11 @@ def sections(text: str) -> dict[str, str]:
 
 def index(found: Iterable[Alert], runbooks: dict[str, str]) -> str:
     """The table of all alerts, what wakes people first; a meaning is its runbook's first sentence."""
-    ordered = sorted(found, key=lambda alert: (SEVERITIES.index(alert.severity), alert.name))
-    rows = (f"| [{a.name}]({a.name}.md) | {a.severity} | {_meaning(runbooks.get(a.name, ''))} |" for a in ordered)
+    ordered = sorted(found, key=lambda alert: (SEVERITIES.index(alert.severities[0]), alert.name))
+    rows = (
+        f"| [{a.name}]({a.name}.md) | {' or '.join(a.severities)} | {_meaning(runbooks.get(a.name, ''))} |"
+        for a in ordered
+    )
     return "\n".join((_HEAD, *rows)) + "\n"
 
 

@@ -65,6 +65,8 @@ class Policy(Struct, frozen=True, forbid_unknown_fields=True):
     """E: a job that spun before and then worked has to spin this much longer than then to count as hung"""
     hang_earlier_peer_factor: Factor = 2.0
     """E: the same while one of its GPUs rests: evaluations and saves differ more in length"""
+    hang_page_gpus: Count = 8
+    """E: a hang of a job with fewer GPUs than a node has is a ticket for its owner and wakes nobody"""
     hang_stray_share: Share = 0.05
     """one stray reading must not restart a hang: 95 % of the time is enough"""
     crash_loop_restarts: Count = 5
@@ -183,6 +185,8 @@ class Policy(Struct, frozen=True, forbid_unknown_fields=True):
     """E: reported MFU above this multiple of what the tensor pipes did is counted wrongly"""
     blind_coverage_share: Share = 0.9
     """E: with more of the paid time unseen than the rest the ratios speak of the wrong part"""
+    blind_page_gpus: Count = 64
+    """E: a rack: as many GPUs on nodes that are not seen page, however large the rest of the cluster is"""
     clock_skew_seconds: Seconds = 30.0
     """E: more than a scrape interval apart, times of two nodes cannot be compared"""
     selective_recompute_share: Ratio = 0.04
@@ -208,9 +212,9 @@ class Policy(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 EXPORTED_THRESHOLDS = (
-    "allocation_stale_seconds", "blind_coverage_share", "clock_skew_seconds", "flops_excess", "hang_seconds",
-    "hang_suspect_seconds", "no_process_seconds", "oversized_share", "regressed_share", "straggler_wait_share",
-    "throttled_share", "unowned_alert_seconds", "unowned_seconds", "zombie_batch_seconds",
-    "zombie_interactive_seconds", "zombie_serving_seconds",
+    "allocation_stale_seconds", "blind_coverage_share", "blind_page_gpus", "clock_skew_seconds", "flops_excess",
+    "hang_page_gpus", "hang_seconds", "hang_suspect_seconds", "no_process_seconds", "oversized_share",
+    "regressed_share", "straggler_wait_share", "throttled_share", "unowned_alert_seconds", "unowned_seconds",
+    "zombie_batch_seconds", "zombie_interactive_seconds", "zombie_serving_seconds",
 )  # fmt: skip
 """Thresholds exported as series, for alert rules to compare with, so that no rule needs a template."""

@@ -43,6 +43,8 @@ _OWN = frozenset(
     {"instance", "job_id", "model", "leak", "rank", "user", "account", "team", "cause", "workload_namespace"}
 ) | {"workload_class"}
 """Labels that make another level, unless the level names them; the rest are attributes, such as a currency."""
+_OWNER = frozenset({"user", "team"})
+"""A job has one of each: of it they are attributes, too."""
 _MENTIONED = re.compile(r"(?<![\w:/-])(?:[a-z_]+:)?gpu_efficiency_\w+(?::\w+)?")
 
 Labels = frozenset[str] | None
@@ -92,7 +94,8 @@ def known_to(found: list[Rule]) -> dict[str, Series]:
     """Every series a rule may name: the daemon's, the cluster's, Prometheus' own, and what the rules record."""
     rows = chain(metrics.METRICS, cluster.METRICS)
     known = {row.name: Series(SCRAPED | set(row.labels), row.type) for row in rows}
-    known |= {"up": Series(SCRAPED), "ALERTS": Series(None)}
+    # Of every target, and of every program with a Prometheus client library.
+    known |= {"up": Series(SCRAPED), "process_start_time_seconds": Series(SCRAPED), "ALERTS": Series(None)}
     waiting = {rule.name: rule for rule in found if rule.record}
     while ready := [r for r in waiting.values() if not waiting.keys() & (set(_names(parse(r.expr))) - {r.name})]:
         for rule in ready:
@@ -292,6 +295,7 @@ def _level(name: str, labels: Labels) -> list[str]:
     said = [_LEVELS[word] for word in level.split("_")]
     found += [f"its level says {'/'.join(sorted(one))}, it has {_listed(labels)}" for one in said if not one & labels]
     if not name.endswith("_info"):
-        more = sorted((labels & _OWN) - frozenset().union(*said))
+        of_job = _OWNER if "job_id" in labels else frozenset()
+        more = sorted((labels & _OWN) - of_job.union(*said))
         found += [f"it has the label {label}, of which its level says nothing" for label in more]
     return found

@@ -81,9 +81,11 @@ def _series(head: str, cluster: str, node: int) -> str:
     return f"{name}{{{pairs}}}" if _wanted(name, labels) else ""
 
 
-def _samples(page: bytes | None, cluster: str, node: int) -> dict[str, str]:
-    """Series -> value of one scrape, with what Prometheus says of it."""
+def _samples(page: bytes | None, cluster: str, node: int, start: int) -> dict[str, str]:
+    """Series -> value of one scrape, with what Prometheus says of it, and when the process was started."""
     kept = {_series("up{}", cluster, node): "0" if page is None else "1"}
+    if page is not None:
+        kept[_series("process_start_time_seconds{}", cluster, node)] = str(start)
     for line in (page or b"").decode().splitlines():
         head, _, value = line.rpartition(" ")
         if not line.startswith("#") and (series := _series(head, cluster, node)):
@@ -95,7 +97,11 @@ def _input_series(story: Story, cluster: str) -> list[dict[str, str]]:
     """Every series of every node, in promtool's shorthand."""
     rows = []
     for node in range(story.nodes):
-        scrapes = [_samples(page, cluster, node) for page in pages(story, node, _METRICS)]
+        back = story.away[1] if node == 0 else 0
+        scrapes = [
+            _samples(page, cluster, node, back if number * story.every >= back else 0)
+            for number, page in enumerate(pages(story, node, _METRICS))
+        ]
         lost = [within(number * story.every, story.down) for number in range(len(scrapes))]
         names = dict.fromkeys(name for scrape in scrapes for name in scrape)
         rows += [{"series": name, "values": _shorthand(_column(name, scrapes, lost))} for name in names]
@@ -156,7 +162,7 @@ def _played(stories: Mapping[str, Story], every: int, folder: Path) -> Iterator[
     command = ["promtool", "test", "rules", f"{path}"]
     # Go collects its garbage less often: a third of the time, for some hundred megabytes.
     env = os.environ | {"GOGC": "400"}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=250, env=env)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=800, env=env)
     return _firings(done.stderr) if done.returncode else iter(())
 
 

@@ -16,12 +16,12 @@ MUTATIONS: dict[str, list[dict[str, str]]] = yaml.safe_load(Path(__file__).with_
 
 
 def own_records(alert: str) -> dict[str, Rule]:
-    """Recording rules beside the alert that this one reads, and none before it."""
+    """Recording rules beside the alert that this one reads, directly or not, and none before it."""
     rules = next(rules for rules in files().values() if any(rule.get("alert") == alert for rule in rules))
     found: dict[str, Rule] = {}
     for rule in rules:
         if "alert" in rule:
-            used = {name: each for name, each in found.items() if name in rule["expr"]}
+            used = {each["record"]: each for each in needed(rule["expr"], list(files())) if each["record"] in found}
             if rule["alert"] == alert:
                 return used
             found = {name: each for name, each in found.items() if name not in used}

@@ -35,12 +35,15 @@ SEVERITIES = {
 }
 OF_JOBS = {name for name in SEVERITIES if "job_id" in alerts()[name]["annotations"]["summary"]}
 ON_EXEMPT_JOBS = ("GPUZombie", "GPUAllocatedWithoutProcess", "GPUOversized", "IdleAllocationCost")
+BY_SIZE = "{{ $labels.severity }}"
+"""The severity of an alert whose records decide: a page, or below a size a ticket."""
 WRITTEN = {0.0, 1.0, 3.0}
 """Numbers an expression may say itself: none, all, and for how many times the hang threshold an unseen GPU excuses."""
 
 
 def test_the_severities_are_those_agreed_and_three_page() -> None:
-    assert {name: rule["labels"]["severity"] for name, rule in alerts().items()} == SEVERITIES
+    said = {name: rule["labels"]["severity"] for name, rule in alerts().items()}
+    assert said == SEVERITIES | {"JobDeadlocked": BY_SIZE}
 
 
 def test_names_are_unique() -> None:
@@ -52,7 +55,8 @@ def test_names_are_unique() -> None:
 def test_an_alert_carries_its_pack_and_its_owner_s_team(name: str) -> None:
     labels = alerts()[name]["labels"]
     owner = '{{ or $labels.team "platform" }}' if name in OF_JOBS else "platform"
-    assert labels == {"severity": SEVERITIES[name], "pack": "gpu-efficiency", "team": owner}
+    severity = BY_SIZE if name == "JobDeadlocked" else SEVERITIES[name]
+    assert labels == {"severity": severity, "pack": "gpu-efficiency", "team": owner}
 
 
 @pytest.mark.parametrize("name", SEVERITIES)

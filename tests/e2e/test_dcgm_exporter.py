@@ -156,10 +156,10 @@ def test_work_of_an_unknown_owner_is_work_with_the_energy_the_counter_says(
 def test_a_page_that_stands_still_is_not_believed_for_ever(serve: Serve, exporter_of: Callable[..., Site]) -> None:
     frozen = Worked()()
     served = serve(exporter_of(lambda: frozen), GPU_EFFICIENCY_DCGM_EXPORTER_COLLECT_INTERVAL_SECONDS="1")
-    served.until(lambda page: page.states()["0"][0] == "active", "believed at first")
-    page = served.until(lambda page: page.states() == {"0": ("unobserved", "stale")}, "then no longer")
+    page = served.until(lambda page: page.states() == {"0": ("unobserved", "stale")}, "no longer believed")
     assert page.rows("power_watts") == []
     assert page.total("unobserved_seconds_total", reason="stale") > 0
+    assert page.total("seconds_total", leak="unobserved") < page.total("paid_seconds_total"), "believed at first"
 
 
 def useful(page: Page) -> Any:

@@ -2,6 +2,7 @@
 
 import asyncio
 from base64 import b64encode
+from types import SimpleNamespace
 
 import bcrypt
 import pytest
@@ -15,6 +16,12 @@ HASHES = {name: bcrypt.hashpw(word[:72], bcrypt.gensalt(4)).decode() for name, w
 
 def basic(name: str, word: bytes) -> str:
     return "Basic " + b64encode(name.encode() + b":" + word).decode()
+
+
+@pytest.fixture(autouse=True)
+def _frozen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No time passes: on a busy machine seconds would, and with them comes leave to guess again."""
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: 1000.0))
 
 
 @pytest.fixture
