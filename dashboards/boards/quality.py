@@ -20,6 +20,7 @@ _NODES, _INFO = "node:gpu_efficiency_gpus", "node:gpu_efficiency_info"
 _FIRING = {
     "FleetBlind": "targets page: network, rollout; then ExporterBlind",
     "ExporterDown": "is the node up? then the daemon's log on it",
+    "NodeScrapedTwice": "leave it one scrape job and one daemon; every node needs its own name",
     "ExporterMissing": "deploy it; compare its node's name with the scheduler's",
     "ExporterBlind": "the daemon's log: nv-hostengine, driver, permissions",
     "ExporterProfilingBlocked": "who profiles there? pause; else dcgmi profile --resume",

@@ -24,6 +24,7 @@ SEVERITIES = {
     "LowAllocationWithQueue": "ticket",
     "ExporterDown": "ticket",
     "ExporterMissing": "ticket",
+    "NodeScrapedTwice": "ticket",
     "ExporterBlind": "ticket",
     "FleetBlind": "page",
     "ExporterProfilingBlocked": "ticket",

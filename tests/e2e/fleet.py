@@ -208,7 +208,16 @@ def _prometheus(stack: ExitStack, folder: Path, targets: dict[str, int], manager
         "global": {name: sooner(pace) for name, pace in _PACE.items()},
         "rule_files": [f"{folder}/rules-*.yaml"],
         "alerting": {"alertmanagers": [{"static_configs": [{"targets": [f"127.0.0.1:{manager}"]}]}]},
-        "scrape_configs": [{"job_name": "gpu-efficiency", "static_configs": scraped}],
+        "scrape_configs": [
+            {
+                "job_name": "gpu-efficiency",
+                "static_configs": scraped,
+                # As real nodes: no alert calls them simulated, and of those that fall silent a page is held.
+                "metric_relabel_configs": [
+                    {"source_labels": ["__name__"], "regex": "gpu_efficiency_simulated", "action": "drop"}
+                ],
+            }
+        ],
     }
     (folder / "prometheus.yaml").write_text(yaml.safe_dump(config))
     port = free_port()
