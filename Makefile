@@ -2,7 +2,7 @@
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run check lint quick test-pythons core others test installed slurm-24 image-parts checks collected rules skips packages mutants bench accuracy docs site \
+.PHONY: help run check lint quick test-pythons core others test installed slurm-trees image-parts checks collected rules skips packages mutants bench accuracy docs site \
   dashboards pictures goldens proto lock clean
 
 # Tests start hundreds of interpreters: without bytecode each of them would compile the exporter anew.
@@ -83,11 +83,11 @@ collected: .venv/.installed
 	@mkdir -p .cache
 	@$(BIN)/pytest -q --collect-only -n 0 > .cache/collected || { tail -n 30 .cache/collected; exit 1; }
 
-installed: .venv/.installed .venv/dcgm-bindings/.fetched .venv/training/.installed .venv/site/.installed slurm-24 image-parts
+installed: .venv/.installed .venv/dcgm-bindings/.fetched .venv/training/.installed .venv/site/.installed slurm-trees image-parts
 
-# Debian 13's Slurm in a tree of its own, for tests; those that need it are skipped, and say so, where it cannot be had.
-slurm-24: .venv/.installed
-	@test -e .cache/slurm-24/.built || $(BIN)/python -m tests.slurm.chroot || true
+# Slurm 24.11 and 26.05, each in a tree of its Debian; tests that need one are skipped, and say so, where it cannot be had.
+slurm-trees: .venv/.installed
+	@$(BIN)/python -m tests.slurm.chroot || true
 
 # The bare Debian and the wheels of the image that the tests build; they say so where they cannot be had.
 image-parts: .venv/.installed

@@ -14,7 +14,7 @@ READS = ("_INFO", "_INFO_SINGLE")
 """How the names of the calls that ask for something end."""
 
 
-@pytest.fixture(name="here", scope="module", params=["22.05", "24.11"])
+@pytest.fixture(name="here", scope="module", params=["22.05", "24.11", "26.05"])
 def _here(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     with site(request.param, tmp_path_factory.mktemp("site")) as made:
         yield made

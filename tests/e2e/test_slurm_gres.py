@@ -2,16 +2,15 @@
 
 from collections.abc import Iterator
 from decimal import Decimal
-from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
 from tests.e2e.running import Page
-from tests.slurm.chroot import MISSING, built
 from tests.slurm.observer import Observer, observed
 from tests.slurm.plan import Plan
 from tests.slurm.rig import SlurmRig
+from tests.slurm.sites import root_of
 
 pytestmark = pytest.mark.e2e
 PLAN = Plan(
@@ -25,12 +24,9 @@ PLAN = Plan(
 )
 
 
-@pytest.fixture(name="rig", scope="module", params=["22.05", "24.11"])
+@pytest.fixture(name="rig", scope="module", params=["22.05", "24.11", "26.05"])
 def _rig(request: pytest.FixtureRequest) -> Iterator[SlurmRig]:
-    root = built() if request.param == "24.11" else Path("/")
-    if root is None:
-        pytest.skip(MISSING)
-    with SlurmRig(replace(PLAN, root=root)) as rig:
+    with SlurmRig(replace(PLAN, root=root_of(request.param))) as rig:
         yield rig
 
 

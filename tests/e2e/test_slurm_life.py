@@ -13,7 +13,7 @@ from tests.slurm.sites import Site, site
 pytestmark = pytest.mark.e2e
 SETTINGS = {"SLURM_NODE_STATE_SECONDS": "1", "SLURM_TIMEOUT_SECONDS": "2"}
 FREE = ("unallocated", "free")
-SITES = ("22.05", "24.11")
+SITES = ("22.05", "24.11", "26.05")
 
 
 on_both = pytest.mark.parametrize("site", SITES, indirect=True, scope="module")

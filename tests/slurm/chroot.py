@@ -1,7 +1,8 @@
-"""Builds trees of Debian 13 beside the machine's own, for tests only: one with another Slurm, 24.11.
+"""Builds trees of other Debian releases beside the machine's own, for tests only: each with another Slurm.
 
-`python -m tests.slurm.chroot FOLDER`, as root, with mmdebstrap, from the Debian mirror of this machine's apt. Mounts
-nothing there: see `inside`. A folder with `.built` in it is complete. `tests.pythons` builds another, for its Python.
+`python -m tests.slurm.chroot`, as root, builds those of RELEASES that are missing, with mmdebstrap, from the Debian
+mirror of this machine's apt. Mounts nothing there: see `inside`. A folder with `.built` in it is complete.
+`tests.pythons` builds another, for its Python.
 """
 
 import shutil
@@ -9,11 +10,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-BUILT = Path(__file__).resolve().parents[2] / ".cache/slurm-24"
-"""The folder of `make slurm-24`."""
-MISSING = "needs Slurm 24.11: `make slurm-24` has not made it, for Debian 13's packages could not be had"
-"""Reason for skipping a test without it."""
-_RELEASE = "trixie"
+_CACHE = Path(__file__).resolve().parents[2] / ".cache"
+_DEBIAN_13 = "trixie"
+RELEASES = {"24.11": _DEBIAN_13, "26.05": "unstable"}
+"""The release of Debian that has this version of Slurm. The machine's own is 22.05, of Debian 12."""
 _PACKAGES = "slurmctld,slurmd,slurm-client,munge,slurm-wlm-basic-plugins"
 _SECONDS = 600.0
 
@@ -22,13 +22,27 @@ class ChrootError(Exception):
     """The tree cannot be built; the message has the reason and how to fix it."""
 
 
-def built(folder: Path = BUILT) -> Path | None:
-    """Return the tree, or None if `make slurm-24` could not download the packages."""
+def folder_of(version: str) -> Path:
+    """Return the folder of the tree with this version of Slurm."""
+    return _CACHE / f"slurm-{version.partition('.')[0]}"
+
+
+def built(version: str) -> Path | None:
+    """Return the tree with this version of Slurm, or None if `make slurm-trees` could not download the packages."""
+    folder = folder_of(version)
     return folder if (folder / ".built").is_file() else None
 
 
-def build(folder: Path, *, packages: str = _PACKAGES) -> None:
-    """Build it with these packages, completely or not at all. Raises ChrootError."""
+def missing(version: str) -> str:
+    """Return the reason for skipping a test without the tree."""
+    return f"needs Slurm {version}: `make slurm-trees` has not made it, for Debian's packages could not be had"
+
+
+def build(folder: Path, *, release: str = _DEBIAN_13, packages: str = _PACKAGES, version: str = "") -> None:
+    """Build it with these packages, completely or not at all; `version` is the Slurm it must have. Raises ChrootError.
+
+    apt's own settings hold here too: Debian unstable's lists expire after a week, and a mirror may be older.
+    """
     if shutil.which("mmdebstrap") is None:
         raise ChrootError("mmdebstrap is not installed: apt-get install mmdebstrap")
     draft = folder.with_name(f"{folder.name}.draft")
@@ -36,23 +50,36 @@ def build(folder: Path, *, packages: str = _PACKAGES) -> None:
         if old.exists():
             shutil.rmtree(old)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    words = ["mmdebstrap", "--quiet", "--variant=minbase", f"--include={packages}", _RELEASE, f"{draft}", mirror()]
-    done = subprocess.run(words, stderr=subprocess.PIPE, text=True, timeout=_SECONDS, check=False)
+    words = ["mmdebstrap", "--quiet", "--variant=minbase", f"--include={packages}", f"--aptopt={_expiry()}"]
+    done = subprocess.run(
+        [*words, release, f"{draft}", mirror()], stderr=subprocess.PIPE, text=True, timeout=_SECONDS, check=False
+    )
     if done.returncode:
         shutil.rmtree(draft, ignore_errors=True)
         raise ChrootError(f"mmdebstrap: exit {done.returncode}: {done.stderr.strip()[-600:]}")
+    if version:
+        _check(draft, version)
     (draft / "etc/hosts").touch()
     (draft / ".built").touch()
     draft.rename(folder)
 
 
+def _check(tree: Path, version: str) -> None:
+    found = _output("chroot", f"{tree}", "dpkg-query", "--showformat=${Version}", "--show", "slurmctld")
+    if not found.startswith(version):
+        shutil.rmtree(tree)
+        raise ChrootError(f"Debian {RELEASES[version]} has Slurm {found} now: change RELEASES in tests/slurm/chroot.py")
+
+
+def _expiry() -> str:
+    """Return this machine's setting for lists that have expired; apt checks their signature in any case."""
+    said = _output("apt-config", "shell", "CHECK", "Acquire::Check-Valid-Until")
+    return f'Acquire::Check-Valid-Until "{"false" if "false" in said else "true"}"'
+
+
 def mirror() -> str:
     """Return the Debian mirror of this machine's apt. Raises ChrootError."""
-    words = ["apt-get", "indextargets", "--format", "$(LABEL) $(REPO_URI)", "Created-By: Packages"]
-    try:
-        said = subprocess.run(words, capture_output=True, text=True, timeout=_SECONDS, check=False).stdout
-    except OSError as err:
-        raise ChrootError(f"apt-get: {err}: this needs Debian") from err
+    said = _output("apt-get", "indextargets", "--format", "$(LABEL) $(REPO_URI)", "Created-By: Packages")
     found = (line.partition(" ")[2] for line in said.splitlines() if line.startswith("Debian "))
     address = next(found, "")
     if not address:
@@ -60,16 +87,25 @@ def mirror() -> str:
     return address
 
 
-def main(arguments: list[str]) -> int:
-    """Return 0 when the tree is there; 1, with the reason on standard error, if it cannot be built."""
-    folder = Path(arguments[0]) if arguments else BUILT
+def _output(*words: str) -> str:
     try:
-        build(folder)
-    except (ChrootError, OSError, subprocess.TimeoutExpired) as err:
-        sys.stderr.write(f"Slurm 24.11 in {folder}: {err}\n")
-        return 1
-    return 0
+        return subprocess.run(words, capture_output=True, text=True, timeout=_SECONDS, check=False).stdout
+    except OSError as err:
+        raise ChrootError(f"{words[0]}: {err}: this needs Debian") from err
+
+
+def main() -> int:
+    """Return 0 when all trees are there; 1, with the reasons on standard error, if one cannot be built."""
+    failed = False
+    for version, release in RELEASES.items():
+        try:
+            if built(version) is None:
+                build(folder_of(version), release=release, version=version)
+        except (ChrootError, OSError, subprocess.TimeoutExpired) as err:
+            sys.stderr.write(f"Slurm {version} in {folder_of(version)}: {err}\n")
+            failed = True
+    return int(failed)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

@@ -11,11 +11,13 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from tests.slurm.chroot import MISSING, built
+from tests.slurm.chroot import built, missing
 from tests.slurm.observer import Observer, observed
 from tests.slurm.plan import Plan
 from tests.slurm.rig import SlurmRig
 
+HOST = "22.05"
+"""The version of the machine's own packages."""
 ORDER = (4, 5, 6, 7, 0, 1, 2, 3)
 """Number of the device file by Slurm's index: gres.conf has the upper four first."""
 MINORS = (7, 6, 5, 4, 3, 2, 1, 0)
@@ -27,9 +29,18 @@ GROUPS = Plan(gres_lines=LINES, cgroups=True, prolog_flags="Contain")
 PLANS = {
     "22.05": Plan(gres_lines=LINES),
     "24.11": Plan(gres_lines=LINES),
+    "26.05": Plan(gres_lines=LINES),
     "22.05 with device cgroups": GROUPS,
     "24.11 with device cgroups": replace(GROUPS, prolog_flags="Alloc"),
 }
+
+
+def root_of(version: str) -> Path:
+    """Return the root of this version's programs; skips the test if it is unavailable."""
+    root = Path("/") if version == HOST else built(version)
+    if root is None:
+        pytest.skip(missing(version))
+    return root
 
 
 class Site:
@@ -54,11 +65,8 @@ class Site:
 @contextmanager
 def site(name: str, folder: Path, settings: Mapping[str, str] | None = None) -> Iterator[Site]:
     """The site called `name`; skips if its version of Slurm is unavailable."""
-    root = built() if name.startswith("24.11") else Path("/")
-    if root is None:
-        pytest.skip(MISSING)
-    plan = PLANS[name]
+    version = name.partition(" ")[0]
     with ExitStack() as stack:
-        rig = stack.enter_context(SlurmRig(replace(plan, root=root)))
+        rig = stack.enter_context(SlurmRig(replace(PLANS[name], root=root_of(version))))
         nodes = [observed(rig, node, folder / node, minors=MINORS, settings=settings) for node in rig.nodes]
         yield Site(rig, [stack.enter_context(node) for node in nodes])
