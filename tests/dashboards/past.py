@@ -34,7 +34,8 @@ _BATCH = 3000
 _HEAD = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{(.*)\})?")
 _PAIR = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _ESCAPED = re.compile(r"\\(.)")
-_TEAM = '{{ or $labels.team "platform" }}'
+_TEMPLATE = re.compile(r'\{\{ (?:or )?\$labels\.(\w+)(?: "(\w+)")? \}\}')
+"""A label of the series, or a word in its place."""
 
 
 class Rule(Struct, frozen=True, kw_only=True):
@@ -224,8 +225,13 @@ def _steps(rule: Rule, start: float, end: float) -> list[float]:
 
 
 def _labelled(rule: Rule, labels: Mapping[str, str]) -> Labels:
-    own = {k: labels.get("team", "platform") if v == _TEAM else v for k, v in rule.labels.items()}
+    own = {name: _expanded(value, labels) for name, value in rule.labels.items()}
     return frozenset({**labels, **own, "__name__": rule.name}.items())
+
+
+def _expanded(value: str, labels: Mapping[str, str]) -> str:
+    found = _TEMPLATE.fullmatch(value)
+    return value if found is None else labels.get(found[1]) or found[2]
 
 
 def _from(since: Mapping[str, float], series: Series) -> Series:

@@ -12,7 +12,8 @@ from tests.dashboards.stories import Played
 STUCK = {"job_id": "41001"}
 WORST = "The worst now: call its owner"
 TROUBLE = "Jobs that hang, and jobs that hold GPUs for nothing"
-PAGE = 3
+TICKET = 2
+"""Weight of the severity: the job has fewer GPUs than a hang pages for."""
 
 
 def job(played: Played, name: str) -> JobView:
@@ -101,7 +102,7 @@ ROWS = (
     ),
     Expected(
         panel="Firing alerts on jobs and GPUs", scenario="deadlock", where={"alertname": "JobDeadlocked"} | STUCK,
-        worth=lambda played: PAGE * (played.states()["hung"] > 0), within=0,
+        worth=lambda played: TICKET * (played.states()["hung"] > 0), within=0,
     ),
     Expected(
         panel="Culprits: what the others wait for", scenario="deadlock", where=STUCK | {"gpu": "0"}, within=0,
