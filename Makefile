@@ -2,7 +2,7 @@
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run check lint quick test-pythons core others test installed slurm-trees image-parts checks collected rules skips packages mutants bench accuracy docs site \
+.PHONY: help dist version workflows release run check lint quick test-pythons core others test installed slurm-trees image-parts checks collected rules skips packages mutants bench accuracy docs site \
   dashboards pictures goldens proto lock clean
 
 # Tests start hundreds of interpreters: without bytecode each of them would compile the exporter anew.
@@ -165,6 +165,22 @@ lock: .venv/.installed ## pin the dependencies anew, with hashes
 	@! grep -nE '://|WARNING' requirements.lock requirements-runtime.lock requirements-image.lock || \
 	  { echo "These lines name an index or leave a package without a hash." >&2; exit 1; }
 
+# The last commit, built twice; nothing is uploaded. Its time is every file's time.
+dist: .venv/.installed ## build what a release uploads into dist/, twice, compare, and run each part in an empty environment
+	$(BIN)/python -m release.version
+	$(BIN)/python -m release
+
+ACTIONLINT := v1.7.12
+workflows: .cache/actionlint-$(ACTIONLINT)/actionlint .venv/release/.installed ## check .github: actionlint and zizmor
+	$<
+	.venv/release/bin/zizmor --offline --quiet --pedantic .github
+
+release: workflows dist image-parts ## dry run of a release: workflows, all artefacts, and the image that the tests build
+	$(BIN)/pytest -q -n 2 --dist loadfile tests/e2e/test_image.py tests/e2e/test_image_content.py
+
+version: .venv/.installed ## begin a release: make version VERSION=1.2.0
+	$(BIN)/python -m release.version $(VERSION)
+
 clean: ## remove all that the other targets made
 	rm -rf .venv .cache .coverage .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -210,6 +226,17 @@ clean: ## remove all that the other targets made
 	@if $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-compile --require-hashes \
 	  --target .venv/dcgm-bindings/dist -r requirements.bindings.lock; then touch $@; \
 	else echo "NVIDIA's DCGM bindings could not be fetched: the tests that need them will be skipped." >&2; fi
+
+# Checks of .github, for `make workflows` alone.
+.cache/actionlint-$(ACTIONLINT)/actionlint:
+	GOBIN=$(CURDIR)/$(@D) go install github.com/rhysd/actionlint/cmd/actionlint@$(ACTIONLINT)
+
+.venv/release/.installed: requirements.release.lock | .venv/.installed
+	@rm -rf .venv/release
+	@$(PYTHON) -m venv --without-pip .venv/release
+	@$(BIN)/python -m pip --python .venv/release/bin/python install --quiet --disable-pip-version-check --no-deps \
+	  --require-hashes -r requirements.release.lock
+	@touch $@
 
 # MkDocs, for `make site` alone; without it the test of the site is skipped, and says so.
 .venv/site/.installed: requirements.site.lock | .venv/.installed

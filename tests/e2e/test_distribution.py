@@ -17,6 +17,7 @@ import httpx
 import pytest
 
 from exporter import __version__
+from release import build
 from tests.archives import unpack
 from tests.e2e.running import ROOT, Page, environment, running, wait_for
 from tests.image.ours import wheels
@@ -25,15 +26,19 @@ pytestmark = pytest.mark.e2e
 NAME = f"gpu_efficiency_exporter-{__version__}"
 INFO, DATA = f"{NAME}.dist-info", f"{NAME}.data/data/share/gpu-efficiency"
 MAN_PAGE = f"{NAME}.data/data/share/man/man1/gpu-efficiency.1"
+EPOCH = 1_700_000_000
+NAME_OF_LIST = f"{NAME}/gpu_efficiency_exporter.egg-info/SOURCES.txt"
+"""It also names what setuptools itself added to the source distribution that it was made from."""
 MADE_HERE = shutil.ignore_patterns(
     ".git", ".venv", ".cache", ".*_cache", ".hypothesis", ".coverage", "__pycache__", "*.egg-info", "build", "dist"
 )
 """Names that git ignores, `.gitignore`; a folder called build in them is none of ours."""
 AT_THE_TOP = {
     "CHANGELOG.md", "CONTRIBUTING.md", "Dockerfile", "LICENSE", "MANIFEST.in", "Makefile", "PKG-INFO", "README.md",
+    "CODE_OF_CONDUCT.md", "GOVERNANCE.md", "SECURITY.md",
     "compose.yaml", "pyproject.toml", "requirements-image.lock", "requirements-runtime.lock",
     "requirements.bindings.lock", "requirements.fuzz.lock", "requirements.lock", "requirements.peers.lock",
-    "requirements.site.lock",
+    "requirements.release.lock", "requirements.site.lock",
     "requirements.training.lock", "setup.cfg", ".dockerignore",
     ".gitignore",
 }  # fmt: skip
@@ -41,36 +46,39 @@ AT_THE_TOP = {
 
 
 class Built(NamedTuple):
-    """What is uploaded, and the wheel that the source distribution gives."""
+    """What is uploaded, and what the source distribution gives."""
 
     sdist: Path
     wheel: Path
+    sdist_again: Path
     again: Path
-
-
-def built(source: Path, into: Path, *words: str) -> list[Path]:
-    """What `python -m build` makes of that folder, with the tools there are."""
-    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", f"{into}", *words, f"{source}"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    return sorted(into.iterdir())
 
 
 @pytest.fixture(name="made", scope="module")
 def _made(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    """Built here, and again from the unpacked source distribution: in another folder, with files of another age."""
     folder = tmp_path_factory.mktemp("made")
-    copy = shutil.copytree(ROOT, folder / "copy", ignore=MADE_HERE)
-    (wheel,) = built(copy, folder / "direct", "--wheel")
-    (sdist,) = built(copy, folder / "source", "--sdist")
-    unpack(sdist, folder / "unpacked")
-    (again,) = built(folder / "unpacked" / NAME, folder / "again", "--wheel")
-    return Built(sdist, wheel, again)
+    shutil.copytree(ROOT, folder / "copy", ignore=MADE_HERE)
+    for source, into in ((folder / "copy", folder / "direct"), (folder / "unpacked" / NAME, folder / "again")):
+        into.mkdir()
+        build.distributions(source, into, epoch=EPOCH)
+        if into.name == "direct":
+            unpack(into / f"{NAME}.tar.gz", folder / "unpacked")
+    return Built(
+        *sorted((folder / "direct").iterdir(), reverse=True), *sorted((folder / "again").iterdir(), reverse=True)
+    )
 
 
 def content(wheel: Path) -> dict[str, bytes]:
     """Every file in it; RECORD lists the others by hash and is pip's to check."""
     with zipfile.ZipFile(wheel) as archive:
         return {name: archive.read(name) for name in archive.namelist() if not name.endswith("/RECORD")}
+
+
+def of_sdist(file: Path) -> dict[str, bytes]:
+    """Every file in it."""
+    with tarfile.open(file) as archive:
+        return {member.name: archive.extractfile(member).read() for member in archive}  # type: ignore[union-attr]
 
 
 def sources(*folders: str) -> Iterator[str]:
@@ -142,10 +150,16 @@ def test_the_source_distribution_is_the_whole_repository_and_nothing_made_from_i
     ours = {name for name in names if "/" in name and ".egg-info/" not in name}
     assert ours == set(sources(*folders))
     assert all(member.isfile() for member in members)
+    assert {(member.mtime, member.mode, member.uid, member.uname) for member in members} == {
+        (EPOCH, mode, 0, "") for mode in (0o644, 0o755)
+    }
 
 
-def test_the_source_distribution_gives_the_same_wheel(made: Built) -> None:
+def test_the_source_distribution_gives_the_same_files_to_the_last_byte(made: Built) -> None:
     assert content(made.again) == content(made.wheel)
+    assert made.again.read_bytes() == made.wheel.read_bytes()
+    again, before = of_sdist(made.sdist_again), of_sdist(made.sdist)
+    assert {name for name in before if again[name] != before[name]} <= {NAME_OF_LIST}
 
 
 def test_it_installs_into_an_empty_environment_and_the_demo_answers(made: Built, tmp_path: Path) -> None:

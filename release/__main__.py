@@ -1,0 +1,78 @@
+"""Builds a release of the last commit into dist/: `make dist`.
+
+Twice, from two exports in other folders with other umasks, and compares the digests; then installs and runs each
+artefact in an empty environment. What is not committed is not in it.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Iterator
+from io import BytesIO
+from pathlib import Path
+
+from exporter import __version__
+from release import build, installed
+from release.build import ReleaseError, run
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def export(folder: Path) -> int:
+    """Write the files of the last commit there; return the commit's time in seconds since 1970."""
+    git = ("git", "-C", f"{ROOT}")
+    packed = subprocess.run([*git, "archive", "--format=tar", "HEAD"], capture_output=True, check=True).stdout
+    with tarfile.open(fileobj=BytesIO(packed)) as archive:
+        archive.extractall(folder, filter="data")
+    return int(run(*git, "log", "-1", "--format=%ct"))
+
+
+def builds(work: Path) -> Iterator[Path]:
+    """Build twice; yield the folder of artefacts of each build, whose wheel is installed and works."""
+    for name, umask in (("first", 0o022), ("second", 0o077)):
+        before = os.umask(umask)
+        try:
+            source, dist = work / name / "source", work / name / "dist"
+            dist.mkdir(parents=True)
+            epoch = export(source)
+            build.chart(source, dist, epoch=epoch)
+            build.distributions(source, dist, epoch=epoch)
+            python = installed.environment(work / name / "installed", source)
+            installed.install_wheel(python, dist)
+            build.bill_of_materials(python, source, dist, epoch=epoch)
+            build.write_sums(dist)
+        finally:
+            os.umask(before)
+        installed.works(python, __version__)
+        print(f"{name} build: the wheel is installed in an empty environment and works")
+        yield dist
+
+
+def main() -> int:
+    """Return 0 if all was built, twice the same, and works; 1 with the reason on standard error otherwise."""
+    if run("git", "-C", ROOT, "status", "--porcelain"):
+        print("Uncommitted changes are not part of this release.", file=sys.stderr)
+    with tempfile.TemporaryDirectory() as folder:
+        work = Path(folder)
+        try:
+            first, second = builds(work)
+            build.must_equal(first, second)
+            python = installed.environment(work / "sdist", ROOT)
+            installed.install_sdist(python, first)
+            installed.works(python, __version__)
+            installed.chart_renders(first, ROOT)
+        except ReleaseError as err:
+            print(f"No release: {err}", file=sys.stderr)
+            return 1
+        shutil.rmtree(ROOT / "dist", ignore_errors=True)
+        shutil.copytree(first, ROOT / "dist")
+    print("The source distribution installs and works; two builds gave the same digests:")
+    print((ROOT / "dist" / build.SUMS).read_text(encoding="ascii"), end="")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

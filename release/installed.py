@@ -1,0 +1,111 @@
+"""Installs what a release uploads into an empty environment and runs it there."""
+
+import re
+import sys
+import tarfile
+import tempfile
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from subprocess import PIPE, STDOUT, Popen
+
+from release.build import ReleaseError, run
+
+LOCK = "requirements-runtime.lock"
+_PIP = ("-m", "pip", "--quiet", "--disable-pip-version-check")
+_ADDRESS = re.compile(r"http://127\.0\.0\.1:\d+")
+_PATIENCE = 60.0
+"""Seconds until a demo that does not answer is ended."""
+
+
+def environment(folder: Path, source: Path) -> Path:
+    """Make an environment with what the runtime lock names and nothing else, hashes checked; return its Python."""
+    run(sys.executable, "-m", "venv", "--without-pip", folder)
+    python = folder / "bin/python"
+    run(sys.executable, *_PIP, "--python", python, "install", "--require-hashes", "-r", source / LOCK)
+    return python
+
+
+def install_wheel(python: Path, dist: Path) -> None:
+    """Install the wheel by its name, so that the environment does not record where on this machine it lay."""
+    words = ("install", "--no-index", "--find-links", f"{dist}", "--only-binary", ":all:", "gpu-efficiency-exporter")
+    run(sys.executable, *_PIP, "--python", python, *words)
+
+
+def install_sdist(python: Path, dist: Path) -> None:
+    """Install the source distribution as pip does: in an isolated build that fetches setuptools."""
+    (sdist,) = dist.glob("*.tar.gz")
+    run(sys.executable, *_PIP, "--python", python, "install", "--no-deps", sdist)
+
+
+def works(python: Path, version: str) -> None:
+    """Ask the command for its version and the demo for a scrape. Raises ReleaseError if either is not as it must be."""
+    command = python.with_name("gpu-efficiency")
+    said = run(command, "--version")
+    if said != f"gpu-efficiency {version}\n":
+        raise ReleaseError(f"{command} --version printed {said!r}, not version {version}")
+    with _demo(command) as address:
+        with urllib.request.urlopen(f"{address}/metrics", timeout=_PATIENCE) as answer:  # noqa: S310  our own demo
+            page = answer.read().decode()
+        if "\ngpu_efficiency_paid_seconds_total{" not in page:
+            raise ReleaseError(f"{command} demo: /metrics has no gpu_efficiency_paid_seconds_total:\n{page[:2000]}")
+
+
+@contextmanager
+def _demo(command: Path) -> Iterator[str]:
+    with Popen(
+        [command, "demo", "--web.listen-address", "127.0.0.1:0"],
+        stdout=PIPE, stderr=STDOUT, text=True, env={"PYTHONUNBUFFERED": "1", "PATH": "/usr/bin:/bin"},
+    ) as demo:  # fmt: skip
+        limit = threading.Timer(_PATIENCE, demo.kill)
+        limit.start()
+        try:
+            lines: list[str] = []
+            for line in demo.stdout or ():
+                lines.append(line)
+                if found := _ADDRESS.search(line):
+                    _ready(found[0])
+                    yield found[0]
+                    break
+            else:
+                raise ReleaseError(f"{command} demo named no address:\n{''.join(lines)}")
+        finally:
+            limit.cancel()
+            demo.terminate()
+
+
+def _ready(address: str) -> None:
+    """Wait until the demo has sampled; its end by the timer ends this too."""
+    pause = threading.Event()
+    while True:
+        try:
+            with urllib.request.urlopen(f"{address}/readyz", timeout=_PATIENCE):  # noqa: S310  our own demo
+                return
+        except urllib.error.HTTPError:  # 503 until the first sample
+            pause.wait(0.2)
+        except OSError as err:
+            raise ReleaseError(f"{address}/readyz: {err}") from err
+
+
+def chart_renders(dist: Path, source: Path) -> None:
+    """Render the packaged chart and the folder by Helm's library; raise ReleaseError where they differ."""
+    try:
+        from helm_python.chart import Chart  # noqa: PLC0415  no wheel but for x86-64
+    except ImportError:
+        print("The chart is packaged but not rendered: Helm's library has wheels for x86-64 only.")
+        return
+    (packed,) = dist.glob("*.tgz")
+    values = {"image": {"repository": "registry.example/gpu-efficiency"}}
+    with tempfile.TemporaryDirectory() as folder:
+        with tarfile.open(packed) as archive:
+            archive.extractall(folder, filter="data")
+        (unpacked,) = Path(folder).iterdir()
+        rendered = [
+            Chart.load(chart).render(values, name="gpu-efficiency", namespace="gpus")
+            for chart in (unpacked, source / "helm/gpu-efficiency")
+        ]
+    if rendered[0] != rendered[1]:
+        raise ReleaseError(f"{packed.name} renders otherwise than helm/gpu-efficiency")
