@@ -22,6 +22,7 @@ from msgspec.structs import FieldInfo, fields
 from exporter.cli import cluster, wiring
 from exporter.config import LIVE, PREFIX, Config
 from exporter.core.policy import Policy
+from exporter.stability import EXPERIMENTAL_SECTIONS
 
 _HEAD = f"""# Configuration
 
@@ -53,6 +54,8 @@ def markdown() -> str:
 def _section(field: FieldInfo) -> Iterator[str]:
     """Heading and tables of a section, including nested lists and tables."""
     live = "*Live.*" if field.name in LIVE else "Needs a restart."
+    if field.name in EXPERIMENTAL_SECTIONS:
+        live = f"*Experimental.* {live}"
     struct, form = _struct_of(field.type)
     yield f"## {form.format(field.name)}\n"
     if field.name == "policy":

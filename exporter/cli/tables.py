@@ -32,10 +32,13 @@ from exporter.core.leaks import LAYER_OF, LEAK_NAMES, LEAKS, Leak
 from exporter.core.metrics import METRICS, SERIES_BUDGET, Metric, max_series_of_scope
 from exporter.redact import redact_secrets
 from exporter.schedulers.privacy import open_mask
+from exporter.stability import experimental
 
 _METRICS_INTRO = """# Metrics
 
 Printed by `gpu-efficiency metrics --markdown` (`make docs`) from the table in `exporter/core/metrics.py`.
+
+Name, type and labels are stable ([what that means](releasing.md#what-is-stable)), except where *Experimental* stands.
 """
 _METRIC_HEAD = """
 | metric | type | labels | per | meaning |
@@ -116,14 +119,16 @@ def metrics(args: argparse.Namespace) -> int:
     width = shutil.get_terminal_size((120, 24)).columns
     for metric in METRICS:
         labels = "{" + ",".join(metric.labels) + "}" if metric.labels else ""
-        print(f"{metric.name}{labels} ({metric.type})"[:width])
+        level = ", experimental" if experimental(metric.name) else ""
+        print(f"{metric.name}{labels} ({metric.type}{level})"[:width])
         print(f"    {metric.help}")
     return 0
 
 
 def _metric_rows(metrics: Iterable[Metric]) -> list[str]:
     return [
-        f"| `{m.name}` | {m.type} | {', '.join(f'`{label}`' for label in m.labels)} | {m.scope} | {m.help} |"
+        f"| `{m.name}` | {m.type} | {', '.join(f'`{label}`' for label in m.labels)} | {m.scope} | "
+        f"{'*Experimental.* ' if experimental(m.name) else ''}{m.help} |"
         for m in metrics
     ]
 
