@@ -19,7 +19,7 @@ from msgspec import Struct, structs
 
 from exporter.core.model import MS, NEVER, SECOND, Allocation, Device, Owner, Process, Reading
 from exporter.schedulers.base import Member, SchedulerError, SchedulerState
-from exporter.schedulers.procfs import ProcessCache, rank_of, read_process, user_name
+from exporter.schedulers.procfs import SLUID, ProcessCache, rank_of, read_process, user_name
 from exporter.schedulers.rules import Rules
 
 _UNITS = (
@@ -28,6 +28,7 @@ _UNITS = (
     # one owner. Slurm puts jobs below one slurmstepd.scope. 64 hex digits are a container, of any runtime.
     (re.compile(r"(?:.*-)?pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12})(?:\.slice)?"), "pod-{}"),
     (re.compile(r"job_(\d+)"), "slurm-{}"),
+    (re.compile(f"({SLUID})"), "slurm-{}"),
     (re.compile(r"(?:[a-z-]+-)?([0-9a-f]{12})[0-9a-f]{52}(?:\.scope)?"), "container-{}"),
     (re.compile(r"lxc\.payload\.(.+)"), "lxc-{}"),
     (re.compile(r"(.+\.(?:service|scope))"), "{}"),

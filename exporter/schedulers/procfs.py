@@ -48,19 +48,23 @@ _UID = re.compile(r"^Uid:\s+(\d{1,10})\s", re.MULTILINE)
 _MINOR = re.compile(r"^Device Minor:\s*(\d{1,4})\s*$", re.MULTILINE)
 _GPU_UUID = re.compile(r"^GPU UUID:\s*(GPU-[0-9a-fA-F-]{36})\s*$", re.MULTILINE)
 
+SLUID = r"s[0-9A-HJKMNP-TV-Z]{13}"
+"""Slurm's own name of a job since 25.11: `s` and 13 characters of Crockford's base 32."""
 _SLURM_JOB = re.compile(
-    r"^\d+:[^:\n]*:(?:/\.\.)*/(?:system\.slice/[^/\n]*slurmstepd\.scope|slurm[^/\n]*/uid_\d+)/job_(\d{1,10})(?=/|$)",
+    r"^\d+:[^:\n]*:(?:/\.\.)*/(?:system\.slice/[^/\n]*slurmstepd\.scope|slurm[^/\n]*/uid_\d+)"
+    rf"/(?:job_(\d{{1,10}})|({SLUID}))(?=/|$)",
     re.MULTILINE,
 )
 
 
 def slurm_jobs(cgroup: str) -> list[str]:
-    """Return the ids of the Slurm jobs whose own groups a text of /proc/PID/cgroup names.
+    """Return the ids or SLUIDs of the Slurm jobs whose own groups a text of /proc/PID/cgroup names.
 
-    That is v2 `system.slice/[NODE_]slurmstepd.scope/job_J` or v1 `slurm[_NODE]/uid_U/job_J`, from the top of the tree:
-    slurmstepd made those as root. Users can name groups below their own as they like.
+    That is v2 `system.slice/[NODE_]slurmstepd.scope/job_J` (from 26.05 on the SLUID, unless cgroup.conf sets
+    CgroupJobIdPaths) or v1 `slurm[_NODE]/uid_U/job_J`, from the top of the tree: slurmstepd made those as root. Users
+    can name groups below their own as they like.
     """
-    return _SLURM_JOB.findall(cgroup)
+    return [job or sluid for job, sluid in _SLURM_JOB.findall(cgroup)]
 
 
 class ProcessInfo(Struct, frozen=True):

@@ -384,3 +384,11 @@ def _pending(**more: object) -> dict[str, object]:
         "submit_time": 1_795_000_000,
     }
     return usual | more
+
+
+def test_untyped_gpus_that_are_bound_to_cores_are_a_node_s_gpus() -> None:
+    """As 22.05.8, 24.11.5 and 26.05.5 print such a node; the first two write (null) for the type."""
+    for used in ("gpu:(null):5(IDX:0-4),shard:0", "gpu:(null):5(IDX:0-4)", "gpu:5(IDX:0-4)"):
+        found = parse_nodes(f"node1\x1fgpu\x1fup\x1fgpu:8(S:0-1)\x1f{used}\x1fmixed\x1f(null)\x1f")
+        assert found.refused == 0
+        assert [(node.gpus, node.used) for node in found.nodes] == [({"": 8}, {"": 5})]

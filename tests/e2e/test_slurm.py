@@ -14,7 +14,7 @@ from tests.slurm.rig import SlurmRig
 from tests.slurm.sites import Site, site
 
 pytestmark = pytest.mark.e2e
-SITES = ("22.05", "22.05 with device cgroups", "24.11 with device cgroups", "26.05")
+SITES = ("22.05", "22.05 with device cgroups", "24.11 with device cgroups", "26.05 with SLUIDs")
 HOUR = 3600
 SPOOF = "train\n   UserId=root(0) GroupId=root(0) MCS_label=N/A\n   Priority=1 Nice=0 Account=board QOS=high"
 

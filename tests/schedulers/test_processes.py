@@ -255,6 +255,7 @@ def test_an_owner_that_comes_back_never_overlaps_its_own_past(proc: Proc) -> Non
         (f"11:devices:/kubepods/besteffort/pod{POD}/{CONTAINER}", f"pod-{POD}"),
         ("0::/system.slice/slurmstepd.scope/job_42/step_0/user/task_0", "slurm-42"),
         ("8:devices:/slurm/uid_1001/job_42/step_batch", "slurm-42"),
+        ("0::/system.slice/n1_slurmstepd.scope/s321M8E9Y2V700/step_0/user/task_0", "slurm-s321M8E9Y2V700"),
         ("0::/lxc.payload.web1/system.slice", "lxc-web1"),
         ("0::/", "no-unit"),
         ("", "no-unit"),

@@ -51,7 +51,7 @@ def test_the_start_follows_the_wall_clock_of_the_answer(rig: Rig) -> None:
 
 
 def test_a_job_change_is_one_question_and_none_when_nothing_changes(rig: Rig) -> None:
-    rig.answers.jobs |= {"7": job("7", 0), "8": job("8", 1)}
+    rig.answers.jobs |= {"7": replace(job("7", 0), sluid="s321M8E9Y2V700"), "8": job("8", 1)}
     rig.socket("7")
     for _ in range(30):
         rig.tick()
@@ -377,7 +377,7 @@ def test_a_socket_that_a_crash_left_holds_nothing(rig: Rig) -> None:
 
 
 def test_a_slurmstepd_that_was_killed_is_found_out(rig: Rig) -> None:
-    rig.answers.jobs |= {"7": job("7", 0), "8": job("8", 1)}
+    rig.answers.jobs |= {"7": replace(job("7", 0), sluid="s321M8E9Y2V700"), "8": job("8", 1)}
     rig.socket("7")
     rig.socket("8")
     assert rig.held() == {"GPU-0": "7", "GPU-1": "8"}
@@ -528,6 +528,7 @@ def test_a_storm_of_jobs_leaves_nothing_behind(rig: Rig) -> None:
         ("0::/system.slice/slurmstepd.scope/job_7/step_0/user/task_0", {"SLURM_PROCID": "3"}, "7"),
         ("0::/user.slice", {"SLURM_JOB_ID": "7", "SLURM_PROCID": "3"}, "7"),
         ("0::/system.slice/slurmstepd.scope/job_7/step_0", {"SLURM_JOB_ID": "8", "SLURM_PROCID": "3"}, "7"),
+        ("0::/system.slice/node1_slurmstepd.scope/s321M8E9Y2V700/step_0/user/task_0", {"SLURM_PROCID": "3"}, "7"),
         ("0::/user.slice", {"SLURM_JOB_ID": "99"}, ""),
         ("0::/", {"SLURM_JOB_ID": "6", "SLURM_JOB_ID_HET_GROUP_1": "7", "SLURM_PROCID": "3"}, "7"),
         ("0::/user.slice/job_7x", {}, ""),
@@ -539,7 +540,7 @@ def test_processes_are_their_job_s_with_their_rank(
     rig, proc = Rig(tmp_path), Proc(tmp_path / "proc")
     proc.add(60, environ=environ, cgroup=cgroup)
     scheduler = SlurmScheduler(NODE, rig.scheduler._spool, rig.controller, proc=proc.root)
-    rig.answers.jobs |= {"7": job("7", 0), "8": job("8", 1)}
+    rig.answers.jobs |= {"7": replace(job("7", 0), sluid="s321M8E9Y2V700"), "8": job("8", 1)}
     rig.socket("7")
     rig.socket("8")
     reading = Reading("GPU-0", BEGIN - SECOND, BEGIN, processes=(Process(60),))
@@ -563,6 +564,9 @@ def test_processes_are_their_job_s_with_their_rank(
         ("0::/user.slice/user@1001.service/system.slice/slurmstepd.scope/job_7", {}, "mallory", ""),
         ("0::/system.slice/mine.service/slurm/uid_1001/job_7", {}, "mallory", ""),
         ("0::/system.slice/slurmstepd.scope/job_8/step_0/job_7", {}, "mallory", "8"),
+        ("0::/system.slice/slurmstepd.scope/s321M8E9Y2V700/step_0", {"SLURM_PROCID": "3"}, "mallory", "7"),
+        ("0::/system.slice/mine.scope/s321M8E9Y2V700", {}, "mallory", ""),
+        ("0::/system.slice/slurmstepd.scope/sILOU8E9Y2V700", {}, "mallory", ""),
         ("0::/../../system.slice/node1_slurmstepd.scope/job_7/step_0", {"SLURM_PROCID": "3"}, "mallory", "7"),
     ],
 )
@@ -575,7 +579,7 @@ def test_a_job_is_spoken_for_by_its_cgroup_or_its_user(
     scheduler = SlurmScheduler(
         NODE, rig.scheduler._spool, rig.controller, proc=proc.root, user_of={os.getuid(): user}.__getitem__
     )
-    rig.answers.jobs |= {"7": job("7", 0), "8": job("8", 1)}
+    rig.answers.jobs |= {"7": replace(job("7", 0), sluid="s321M8E9Y2V700"), "8": job("8", 1)}
     rig.socket("7")
     rig.socket("8")
     assert scheduler.members([60]) == {}, "no job is known yet"
@@ -663,7 +667,7 @@ def test_what_a_job_has_of_which_nothing_can_be_told_may_be_any_gpu_that_seems_f
 
 def test_a_socket_that_stays_while_its_job_completes_holds_nothing_longer_than_some_seconds(rig: Rig) -> None:
     """Slurm 24.11 sometimes fails to remove an extern step's socket; no process listens on it any more."""
-    rig.answers.jobs |= {"7": job("7", 0), "8": job("8", 1)}
+    rig.answers.jobs |= {"7": replace(job("7", 0), sluid="s321M8E9Y2V700"), "8": job("8", 1)}
     extern, step = rig.socket("7", EXTERN), rig.socket("7", "0")
     rig.socket("8")
     assert rig.held() == {"GPU-0": "7", "GPU-1": "8"}

@@ -235,7 +235,7 @@ def test_slurmrestd_is_asked_in_its_own_version_found_once(restd: str, tmp_path:
         asker.job("424242")
     with pytest.raises(ValueError, match=r"set slurm\.node_name"):
         asker.node("n9")
-    assert (probed, len(Handler.asked)) == (7, 10)
+    assert (probed, len(Handler.asked)) == (8, 11)
     assert set(Handler.tokens) == {"secret"}
     asker.close()
     with pytest.raises(SlurmUnavailableError):
@@ -245,7 +245,7 @@ def test_slurmrestd_is_asked_in_its_own_version_found_once(restd: str, tmp_path:
 def test_what_is_no_slurmrestd_is_silence(restd: str, tmp_path: Path) -> None:
     (tmp_path / "token").write_bytes(b"\xff")
     for url, token, why in (
-        (restd, "", r"supports none of v0.0.38 to v0.0.44"),
+        (restd, "", r"supports none of v0.0.38 to v0.0.45"),
         (restd, f"{tmp_path}/none", r"restd_token_file: .*/none: cannot be read"),
         (restd, f"{tmp_path}/token", r"restd_token_file: .*/token: cannot be read"),
         ("http://127.0.0.1:1", "", "is slurmrestd up"),

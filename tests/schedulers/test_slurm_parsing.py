@@ -1,4 +1,4 @@
-"""Output of Slurm recorded from 22.05.8 and 24.11.5, and garbage in its place."""
+"""Output of Slurm recorded from 22.05.8, 24.11.5 and 26.05.5, and garbage in its place."""
 
 import re
 from collections.abc import Callable
@@ -260,6 +260,20 @@ def test_no_limit_in_every_spelling(value: str) -> None:
     assert job.time_limit_seconds is None
 
 
+def test_slurm_s_own_name_of_a_job_is_read_from_json_and_text() -> None:
+    (job,) = parse_job_json(recorded("slurm-26.05/running.json"))
+    assert (job.sluid, job.user, job.states, job.gpus) == ("s615M8EA205100", "games", ("RUNNING",), 3)
+    assert job.given == {"node1": (Gres("gpu", "", 3, (0, 1, 2)),)}
+    said = text("slurm-26.05", "running.d")
+    assert (said.sluid, said.user, said.given) == (job.sluid, job.user, job.given)
+    assert text("slurm-26.05", "running").gpus == 3
+
+
+def test_a_job_s_name_is_not_slurm_s_own_name_of_it() -> None:
+    forged = recorded("slurm-26.05/running.d.txt").replace("=wrap", "=wrap\n   SLUID=s321M8E9Y2V700")
+    assert parse_job_text(forged, "1").sluid == ""
+
+
 # Parts.
 
 
@@ -275,6 +289,16 @@ def test_no_limit_in_every_spelling(value: str) -> None:
         ("shard:5(4/4,0/4,0/4,1/4)", (Gres("shard", "", 5, (0, 3)),)),
         ("craynetwork:1", (Gres("craynetwork", "", 1),)),
         ("gpu:tesla:2(CNT:2)", (Gres("gpu", "tesla", 2),)),
+        # What sinfo prints of nodes: untyped GPUs bound to cores (22.05 and 24.11, then 26.05), and what they have.
+        ("gpu:(null):5(IDX:0-4),shard:0", (Gres("gpu", "", 5, (0, 1, 2, 3, 4)), Gres("shard"))),
+        ("gpu:(null):5(IDX:0-4)", (Gres("gpu", "", 5, (0, 1, 2, 3, 4)),)),
+        ("gpu:(null):0(IDX:N/A)", (Gres("gpu"),)),
+        ("gpu:5(IDX:0-4)", (Gres("gpu", "", 5, (0, 1, 2, 3, 4)),)),
+        ("gpu:8(S:0-1)", (Gres("gpu", "", 8),)),
+        ("gpu:a100:2(S:0-1)", (Gres("gpu", "a100", 2),)),
+        ("gpu:a100:4(S:0),gpu:h100:2(S:1)", (Gres("gpu", "a100", 4), Gres("gpu", "h100", 2))),
+        ("gpu:1g.10gb:7(S:0),shard:16(S:0-1)", (Gres("gpu", "1g.10gb", 7), Gres("shard", "", 16))),
+        ("mps:2K,gpu:4", (Gres("mps", "", 2048), Gres("gpu", "", 4))),
         ("(null)", ()),
         ("", ()),
     ],
@@ -300,10 +324,43 @@ def test_gres_that_are_none(said: str) -> None:
         ("gres:gpu:h100", (Gres("gpu", "h100", 1),)),
         ("cpu=1,gres/gpu=2", (Gres("gpu", "", 2),)),
         ("gres:gpu:1,gres:shard:4", (Gres("gpu", "", 1), Gres("shard", "", 4))),
+        ("gres/gpu:tesla=2", (Gres("gpu", "tesla", 2),)),
+        ("gres/gpu:(null)=2", (Gres("gpu", "", 2),)),
+        ("gres/gpu:(null):2", (Gres("gpu", "", 2),)),
     ],
 )
 def test_asked_gres(said: str, expected: tuple[Gres, ...]) -> None:
     assert parse_requested_gres(said) == expected
+
+
+_TYPES = st.sampled_from(["", "h100", "a100_1g.10gb", "1g.10gb", "nvidia_a100-sxm4-80gb", "gtx1080"])
+_GIVEN = st.builds(
+    lambda name, kind, indices: Gres(name, kind, len(indices), tuple(sorted(indices))),
+    st.sampled_from(["gpu", "shard", "mps"]),
+    _TYPES,
+    st.sets(st.integers(0, 15), max_size=8),
+)
+
+
+def printed(gres: Gres, no_type: str) -> str:
+    """Write it as scontrol does; versions differ in what they write for no type."""
+    kind = f":{gres.type}" if gres.type else no_type
+    return f"{gres.name}{kind}:{gres.count}(IDX:{','.join(map(str, gres.indices)) or 'N/A'})"
+
+
+@given(st.lists(_GIVEN, min_size=1, max_size=4), st.sampled_from(["", ":(null)"]))
+def test_what_is_printed_of_gres_and_parsed_again_is_equal(gres: list[Gres], no_type: str) -> None:
+    assert parse_gres(",".join(printed(each, no_type) for each in gres)) == tuple(gres)
+
+
+@given(st.lists(_GIVEN, min_size=1, max_size=4))
+def test_what_is_printed_of_a_request_and_parsed_again_is_equal(gres: list[Gres]) -> None:
+    asked = tuple(Gres(each.name, each.type, each.count) for each in gres)
+    text = (f"gres/{each.name}{':' + each.type if each.type else ''}" for each in asked)
+    counts = [str(each.count) for each in asked]
+    pairs = list(zip(text, counts, strict=True))
+    assert parse_requested_gres(",".join(map(":".join, pairs))) == asked
+    assert parse_requested_gres(",".join(map("=".join, pairs))) == asked
 
 
 def test_tres_strings() -> None:

@@ -15,11 +15,12 @@ SECONDS = 30.0
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _MOUNT = """
 set -e
-root=$1
-shift
+root=$1 unified=$2
+shift 2
 mount --bind "$root" "$root"
 for tree in proc sys dev; do mount --rbind "/$tree" "$root/$tree"; done
 mount --bind /etc/hosts "$root/etc/hosts"
+if [ "$unified" ]; then mount -t cgroup2 cgroup2 "$root/sys/fs/cgroup"; fi
 for shared; do
   mkdir -p "$root$shared"
   mount --bind "$shared" "$root$shared"
@@ -32,14 +33,18 @@ exec sleep infinity
 class Inside:
     """A root, `/` or a complete tree below it, whose programs can run as any user."""
 
-    def __init__(self, root: Path, *, shared: Sequence[Path] = ()) -> None:
-        """`shared`: the machine's folders that its programs see too, at the same paths."""
-        self.root, self._shared = root, [f"{folder}" for folder in shared]
+    def __init__(self, root: Path, *, shared: Sequence[Path] = (), unified: bool = False) -> None:
+        """`shared`: the machine's folders that its programs see too, at the same paths.
+
+        `unified`: they see control groups v2 alone, where the machine has theirs.
+        """
+        self.root, self._shared, self._unified = root, [f"{folder}" for folder in shared], unified
         self._keeper: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> Self:
         if self.root != Path("/"):
             words = ["unshare", "--mount", "--propagation", "private", "sh", "-c", _MOUNT, "sh", f"{self.root}"]
+            words.append("yes" if self._unified else "")
             words += self._shared
             self._keeper = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
             assert self._keeper.stdout is not None

@@ -8,12 +8,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.e2e.running import free_port
+from tests.shared_library import built
 from tests.slurm.inside import Inside
 from tests.slurm.plan import Place, Plan, around_job, cgroup_conf, gres_conf, slurm_conf
 
 _SCRIPTS = Path(__file__).resolve().parents[2] / "exporter/data"
 _MAJOR = 60
 """For local use (Linux, devices.txt): no device is behind these nodes."""
+UNIFIED = "unified.so"
+"""In the directory, if the plan has control groups v2: see unified/unified.c."""
 _COMMANDS = ("scontrol", "sinfo", "slurmd", "squeue")
 
 
@@ -24,6 +27,8 @@ def lay_out(directory: Path, plan: Plan, nodes: Sequence[str], inside: Inside) -
         (directory / name).mkdir()
     (directory / "out").chmod(0o777)
     inner = inside.seen(directory)
+    if plan.unified:
+        shutil.copy2(built(Path(__file__).with_name("unified"), UNIFIED) / UNIFIED, directory)
     host = socket.gethostname().partition(".")[0]
     _configure(directory / "etc", plan, Place(inner, host, free_port(), {node: free_port() for node in nodes}))
     for number in range(plan.gpus):
@@ -31,7 +36,8 @@ def lay_out(directory: Path, plan: Plan, nodes: Sequence[str], inside: Inside) -
     for node in nodes:
         (directory / "spool" / node).mkdir()
         (directory / "jobs" / node).mkdir()
-        _lay_out_commands(directory / "bin" / node, inside, conf=f"{inner}/etc/slurm.conf")
+        preload = ("env", f"LD_PRELOAD={inner}/{UNIFIED}") if plan.unified else ()
+        _lay_out_commands(directory / "bin" / node, inside, preload, conf=f"{inner}/etc/slurm.conf")
     (directory / "munge/key").write_bytes(secrets.token_bytes(1024))
     (directory / "munge/key").chmod(0o400)
     (directory / "log/slurmctld.log").touch()
@@ -51,11 +57,11 @@ def _configure(etc: Path, plan: Plan, place: Place) -> None:
         shutil.copy2(_SCRIPTS / f"slurm-{script}.sh", etc)
 
 
-def _lay_out_commands(folder: Path, inside: Inside, *, conf: str) -> None:
+def _lay_out_commands(folder: Path, inside: Inside, preload: Sequence[str], *, conf: str) -> None:
     folder.mkdir()
     (folder / "asked").touch()
     for name in _COMMANDS:
-        words = " ".join(inside.words(inside.path(name)))
+        words = " ".join(inside.words(*(preload if name == "slurmd" else ()), inside.path(name)))
         note = f'printf "%s\\n" "{name} $*" >>{folder}/asked'
         _program(folder / name, f'#!/bin/sh\n{note}\nSLURM_CONF={conf} exec {words} "$@"\n')
 

@@ -23,6 +23,8 @@ class Plan(Struct, frozen=True):
     """gres.conf; the order of its lines is Slurm's order of the GPUs."""
     cgroups: bool = False
     """Whether jobs are tracked by cgroups and may open only their own GPUs."""
+    unified: bool = False
+    """Whether those are of control groups v2, which 26.05 names by SLUID."""
     prolog_flags: str = "Alloc"
     mapping: bool = False
     """Whether the project's prolog and epilog write a mapping directory for each node."""
@@ -96,7 +98,8 @@ def gres_conf(plan: Plan, place: Place) -> str:
 def cgroup_conf(plan: Plan) -> str:
     """cgroup.conf: only devices are constrained; cores and memory are simulated, so they cannot be."""
     devices = "yes" if plan.cgroups else "no"
-    return f"ConstrainCores=no\nConstrainDevices={devices}\nConstrainRAMSpace=no\n"
+    plugin = "CgroupPlugin=cgroup/v2\nIgnoreSystemd=yes\n" if plan.unified else ""
+    return f"{plugin}ConstrainCores=no\nConstrainDevices={devices}\nConstrainRAMSpace=no\n"
 
 
 def around_job(plan: Plan, place: Place, script: str) -> dict[str, str]:

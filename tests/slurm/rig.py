@@ -18,7 +18,7 @@ from typing import Self
 
 from tests.e2e.running import wait_for
 from tests.slurm.inside import Inside
-from tests.slurm.layout import lay_out
+from tests.slurm.layout import UNIFIED, lay_out
 from tests.slurm.plan import USER, Plan
 from tests.slurm.processes import end, remove_groups
 
@@ -35,7 +35,7 @@ class SlurmRig:
         self.plan = plan or Plan()
         token = secrets.token_hex(3)
         self.nodes = tuple(f"r{token}n{number}" for number in range(1, self.plan.nodes + 1))
-        self.inside = Inside(self.plan.root)
+        self.inside = Inside(self.plan.root, unified=self.plan.unified)
         self._stack = ExitStack()
         self._commands: list[subprocess.Popen[str]] = []
 
@@ -98,7 +98,9 @@ class SlurmRig:
         return "\n".join(f"{log.name}: {log.read_text(errors='replace')[-1500:]}" for log in logs)
 
     def _daemon(self, name: str, *words: str) -> None:
-        self.inside.run(self.inside.path(name), *words, "-f", self.inside.seen(self.conf))
+        preload = self.plan.unified and name == "slurmd"
+        env = {"LD_PRELOAD": self.inside.seen(self.directory / UNIFIED)} if preload else {}
+        self.inside.run(self.inside.path(name), *words, "-f", self.inside.seen(self.conf), env=env)
 
     def _count(self, state: str) -> int:
         done = self.run("sinfo", "-h", "-o", "%t %D", check=False)

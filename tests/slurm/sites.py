@@ -30,9 +30,19 @@ PLANS = {
     "22.05": Plan(gres_lines=LINES),
     "24.11": Plan(gres_lines=LINES),
     "26.05": Plan(gres_lines=LINES),
+    "26.05 with SLUIDs": replace(GROUPS, unified=True),
     "22.05 with device cgroups": GROUPS,
     "24.11 with device cgroups": replace(GROUPS, prolog_flags="Alloc"),
 }
+
+
+def unified_groups() -> str:
+    """Return where this machine has control groups v2; skips the test if nowhere."""
+    mounts = [line.split() for line in Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines()]
+    found = next((where for _, where, kind, *_ in mounts if kind == "cgroup2"), "")
+    if not found:
+        pytest.skip("needs control groups of its own: no cgroup2 is mounted here")
+    return found
 
 
 def root_of(version: str) -> Path:
@@ -68,5 +78,7 @@ def site(name: str, folder: Path, settings: Mapping[str, str] | None = None) -> 
     version = name.partition(" ")[0]
     with ExitStack() as stack:
         rig = stack.enter_context(SlurmRig(replace(PLANS[name], root=root_of(version))))
+        known = {"HOST_CGROUP": unified_groups()} if PLANS[name].unified else {}
+        settings = known | dict(settings or {})
         nodes = [observed(rig, node, folder / node, minors=MINORS, settings=settings) for node in rig.nodes]
         yield Site(rig, [stack.enter_context(node) for node in nodes])

@@ -250,6 +250,12 @@ class JobTable:
     def __contains__(self, job_id: str) -> bool:
         return job_id in self._by_job
 
+    def known_as(self, name: str) -> str:
+        """Return the id of the job with this id or SLUID; empty if there is none."""
+        if name in self._by_job:
+            return name
+        return next((entry.job_id for entry in self if name and entry.job and entry.job.sluid == name), "")
+
     def user(self, job_id: str) -> str:
         """Return the job's user, from the controller or else its processes; empty when unknown."""
         entry = self._by_job.get(job_id)

@@ -22,7 +22,7 @@ from msgspec import Struct
 from exporter.core.model import Device
 from exporter.procfs import command_name, parent_pid
 from exporter.schedulers.mapping_dir import JobFiles
-from exporter.schedulers.procfs import ProcessInfo, read_process, read_text, read_uuids, user_name
+from exporter.schedulers.procfs import SLUID, ProcessInfo, read_process, read_text, read_uuids, user_name
 from exporter.schedulers.slurm.client import SlurmUnavailableError
 from exporter.schedulers.slurm.notation import GPU_GRES, expand_hostlist, expand_numbers
 
@@ -296,6 +296,7 @@ def _instances(root: Path, paths: Iterable[Path]) -> Iterable[tuple[int, tuple[i
             yield int(match[1]), (int(numbers[0]), int(numbers[1]))
 
 
+_SLUID = re.compile(SLUID)
 _HIERARCHIES = ("freezer", "devices", "memory", "cpuset", "cpuacct", "cpu,cpuacct")
 _MOST_PROCESSES = 4096
 _MOST_GPUS = 1024
@@ -339,7 +340,7 @@ class LocalNode:
         wanted = set(jobs)
         found = {job: list(self._in_cgroups(job)) for job in wanted}
         if not all(found.values()):
-            for process in self._started(path.name for path in self._proc.iterdir() if path.name.isdigit()):
+            for process in self._in_sluid_groups() or self._started(self._pids()):
                 job = process.environ.get("SLURM_JOB_ID", "")
                 if job in wanted:
                     found[job].append(process)
@@ -379,9 +380,16 @@ class LocalNode:
         trees = [self._cgroup / each for each in _HIERARCHIES]
         groups = [path for tree in trees for path in tree.glob(f"slurm*/uid_*/job_{job}")]
         groups += self._cgroup.glob(f"system.slice/*slurmstepd.scope/job_{job}")
-        files = (file for group in groups for file in group.rglob("cgroup.procs"))
-        pids = {pid for file in files for pid in _read_or_empty(file).split()[:_MOST_PROCESSES] if pid.isdigit()}
-        return self._started(pids)
+        return self._started(_pids_in(groups))
+
+    def _in_sluid_groups(self) -> list[ProcessInfo]:
+        """Return all jobs' processes in cgroup v2 `[NODE_]slurmstepd.scope/SLUID` (26.05), whose name has no job id."""
+        scopes = self._cgroup.glob("system.slice/*slurmstepd.scope")
+        groups = (group for scope in scopes for group in scope.iterdir() if _SLUID.fullmatch(group.name))
+        return list(self._started(_pids_in(groups)))
+
+    def _pids(self) -> Iterator[str]:
+        return (path.name for path in self._proc.iterdir() if path.name.isdigit())
 
     def _started(self, pids: Iterable[str]) -> Iterator[ProcessInfo]:
         """Yield those of these processes that slurmstepd started."""
@@ -403,6 +411,11 @@ class LocalNode:
             return command_name(folder) == "slurmstepd" and folder.stat().st_uid in {0, os.geteuid()}
         except OSError:
             return False
+
+
+def _pids_in(groups: Iterable[Path]) -> set[str]:
+    files = (file for group in groups for file in group.rglob("cgroup.procs"))
+    return {pid for file in files for pid in _read_or_empty(file).split()[:_MOST_PROCESSES] if pid.isdigit()}
 
 
 def _summarize(processes: list[ProcessInfo]) -> JobTasks:

@@ -86,7 +86,11 @@ SHARED_GRES = frozenset({"shard", "mps"})
 MOST_INDICES = 1024
 """Slurm's limit is far below; a node has 16 GPUs, or 7 instances of each."""
 
-_ENTRY = re.compile(r"([A-Za-z_][\w-]*)((?::[^:()=,]+)*?)(?::(\d{1,15}))?(?:\((\w+:)?([^()]*)\))?")
+_ENTRY = re.compile(
+    r"([A-Za-z_][\w-]*)((?::(?:[^:()=,]+|\(null\)))*?)(?::(\d{1,15}(?:\.\d{1,9})?[KMGTP]?))?(?:\((\w+:)?([^()]*)\))?"
+)
+_NO_TYPE = "(null)"
+"""How 21.08 to 25.11 write the type of untyped GPUs that are bound to cores, in GresUsed."""
 _USED = re.compile(r"(\d{1,15})/\d{1,15}")
 _SUFFIX = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4, "P": 1024**5}
 _COUNT = re.compile(r"(\d{1,15})(\.\d{1,9})?([KMGTP]?)")
@@ -104,7 +108,7 @@ class Gres(Struct, frozen=True):
 
 
 def parse_gres(text: str) -> tuple[Gres, ...]:
-    """Parse what is allocated on one node: `gpu:h100:3(IDX:2-4,7),shard:2(IDX:0)`. Raises ValueError.
+    """Parse what a node has or has allocated: `gpu:h100:3(IDX:2-4),shard:2(IDX:0)`, `gpu:8(S:0-1)`. Raises ValueError.
 
     Newer versions write shards as used/size of each GPU in turn: `shard:2(0/4,0/4,2/4,0/4)` is index 2.
     """
@@ -160,7 +164,11 @@ def _parse_allocated(part: str) -> Gres:
         raise ValueError(f"no generic resource: {part[:80]!r}")
     name, types, count, label, inside = match.groups()
     indices = _indices(label, inside or "")
-    return Gres(name, types[1:], int(count) if count else len(indices), indices)
+    return Gres(name, _type(types[1:]), parse_count(count) if count else len(indices), indices)
+
+
+def _type(text: str) -> str:
+    return "" if text == _NO_TYPE else text
 
 
 def _indices(label: str | None, inside: str) -> tuple[int, ...]:
@@ -177,12 +185,12 @@ def _indices(label: str | None, inside: str) -> tuple[int, ...]:
 def _parse_requested(text: str) -> Gres:
     name, equals, number = text.rpartition("=")
     if equals:
-        return Gres(name.partition(":")[0], name.partition(":")[2], parse_count(number))
+        return Gres(name.partition(":")[0], _type(name.partition(":")[2]), parse_count(number))
     name, _, rest = text.partition(":")
     head, _, last = rest.rpartition(":")
     if not name.isidentifier():
         raise ValueError(f"no generic resource: {text[:80]!r}")
-    return Gres(name, head, parse_count(last)) if _COUNT.fullmatch(last) else Gres(name, rest, 1)
+    return Gres(name, _type(head), parse_count(last)) if _COUNT.fullmatch(last) else Gres(name, _type(rest), 1)
 
 
 def parse_count(text: str) -> int:

@@ -1,4 +1,4 @@
-"""Parses jobs and nodes from the text and JSON of scontrol, squeue, sinfo and slurmrestd, 22.05 to 25.11.
+"""Parses jobs and nodes from the text and JSON of scontrol, squeue, sinfo and slurmrestd, 22.05 to 26.05.
 
 Raises ValueError instead of returning partial values. A job's name, comment and paths are written by its user and may
 contain line breaks that imitate other fields, so a line of text counts only if it is the only one of its kind.
@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from exporter.schedulers.procfs import SLUID
 from exporter.schedulers.slurm.notation import (
     GPU_GRES,
     Gres,
@@ -47,6 +48,8 @@ class SlurmJob(Struct, frozen=True):
     name: str = ""
     comment: str = ""
     command: str = ""
+    sluid: str = ""
+    """Slurm's own name of the job, which its control group has (26.05); empty in older versions."""
     array_id: str = ""
     het_id: str = ""
     batch: bool | None = None
@@ -94,6 +97,7 @@ def _with_gpus(
 
 _HEAD = re.compile(r"JobId=(\d{1,10})((?: (?:Array|Het)\w+=\S+)*) JobName=(.*)")
 _USER = re.compile(r"   UserId=([^\s()]+)\((\d{1,10})\) GroupId=.*")
+_BEFORE_USER = re.compile(rf"   (?:SLUID={SLUID}|HetJobIdSet=[\d,\-\[\]]+)")
 _FIELD = re.compile(r"([A-Z][A-Za-z/]*)=(\S*)")
 _TIME = "%Y-%m-%dT%H:%M:%S"
 _DURATION = re.compile(r"(?:(\d{1,6})-)?(?:(\d{1,9}):)?(\d{1,9}):(\d\d)")
@@ -159,8 +163,9 @@ def _split_jobs(lines: list[str]) -> list[list[str]]:
         raise ValueError("it does not begin with JobId=")
     blocks = [lines[begin:end] for begin, end in zip(starts, [*starts[1:], len(lines)], strict=True)]
     for block in blocks:
-        place = 2 if len(block) > 1 and block[1].startswith("   HetJobIdSet=") else 1
-        if len(block) <= place or not _USER.fullmatch(block[place]):
+        # In between: SLUID= from 25.11 on, HetJobIdSet= of a component. A job's name could imitate what follows them.
+        place = next((place for place, line in enumerate(block) if place and not _BEFORE_USER.fullmatch(line)), 0)
+        if not place or not _USER.fullmatch(block[place]):
             raise ValueError("ambiguous: a name with line breaks, or no UserId after it")
     return blocks
 
@@ -212,6 +217,7 @@ def _parse_job_block(block: list[str]) -> SlurmJob:
         "JobName": head[3],
         "Comment": _first_value(block, "Comment"),
         "Command": "" if command == "(null)" else command,
+        "SLUID": _only_value(block, "SLUID"),
         "ArrayJobId": parts.get("ArrayJobId", ""),
         "HetJobId": parts.get("HetJobId", ""),
         "AllocTRES": _first_value(block, "AllocTRES") or _first_value(block, "TRES"),
@@ -235,6 +241,7 @@ def _job_from_fields(
         name=fields.get("JobName", "")[:MOST_TEXT_CHARS],
         comment=fields.get("Comment", "")[:MOST_TEXT_CHARS],
         command=fields.get("Command", ""),
+        sluid=fields.get("SLUID", ""),
         array_id=fields["ArrayJobId"],
         het_id=fields["HetJobId"],
         batch=fields["BatchFlag"] != "0",
@@ -354,6 +361,10 @@ SlurmNumber = int | float | _OptionalNumber | None
 """Plain before 23.02; since then an object with a flag `set`."""
 
 
+class _StepIdJson(Struct):
+    sluid: str | None = ""
+
+
 class JobJson(Struct):
     """The fields of a job in JSON that the node or the cluster reads; the others are skipped."""
 
@@ -395,6 +406,8 @@ class JobJson(Struct):
     tres_per_task: str | None = ""
     tres_per_socket: str | None = ""
     gres_detail: list[str] | None = None
+    step_id: _StepIdJson | None = None
+    """From data_parser v0.0.45 on (26.05)."""
 
     @property
     def states(self) -> tuple[str, ...]:
@@ -460,6 +473,7 @@ def _job_from_json(raw: JobJson) -> SlurmJob:
         name=(raw.name or "").partition("\n")[0][:MOST_TEXT_CHARS],
         comment=(comment or "").partition("\n")[0][:MOST_TEXT_CHARS],
         command=raw.command or "",
+        sluid=(raw.step_id.sluid if raw.step_id else "") or "",
         array_id=str(read_number(raw.array_job_id) or ""),
         het_id=str(read_number(raw.het_job_id) or ""),
         batch=raw.batch_flag,

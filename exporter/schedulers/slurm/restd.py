@@ -14,8 +14,8 @@ from exporter.redact import redact_secrets
 from exporter.schedulers.slurm.client import SlurmUnavailableError, UnknownJobError, job_in, node_in
 from exporter.schedulers.slurm.parsing import NodeState, SlurmJob, parse_node_json
 
-VERSIONS = tuple(f"v0.0.{number}" for number in range(44, 37, -1))
-"""Of 25.11 down to 22.05; each release supports three."""
+VERSIONS = tuple(f"v0.0.{number}" for number in range(45, 37, -1))
+"""Of 26.05 down to 22.05; each release supports three."""
 _INVALID_JOB, _INVALID_NODE = "Invalid job id", "Invalid node name"
 _TOKEN_BYTES = 16 * 1024
 

@@ -179,12 +179,12 @@ class SlurmScheduler:
         """
         names = (*slurm_jobs(process.cgroup), process.environ.get("SLURM_JOB_ID", ""))
         groups = (job for name, job in process.environ.items() if name.startswith("SLURM_JOB_ID_HET_GROUP_"))
-        return next((name for name in (*names, *groups) if name in self._jobs), "")
+        return next((job for name in (*names, *groups) if (job := self._jobs.known_as(name))), "")
 
     def _proven(self, process: ProcessInfo) -> str:
         """Return the job; a job from the environment counts only if the process runs as the job's user."""
         job = self._job_of(process)
-        if not job or job in slurm_jobs(process.cgroup):
+        if not job or job in map(self._jobs.known_as, slurm_jobs(process.cgroup)):
             return job
         user = self._jobs.user(job)
         return job if user and process.uid is not None and self._user_of(process.uid) == user else ""
