@@ -125,6 +125,7 @@ docs: .venv/.installed ## write docs/metrics.md, leaks.md, configuration.md, ben
 	mv .cache/leaks.md docs/leaks.md
 	$(BIN)/python -m alerts.build_runbooks
 	$(BIN)/python -m alerts.build_recorded
+	$(BIN)/python -m alerts.build_drills
 	$(BIN)/python -m examples.prometheus.build
 	$(BIN)/python -m exporter.cli.reference > .cache/configuration.md
 	mv .cache/configuration.md docs/configuration.md

@@ -7,6 +7,7 @@ import gzip
 import json
 import logging
 import os
+import platform
 import re
 import shlex
 import subprocess
@@ -24,6 +25,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 from exporter import __version__
 from exporter.agent.agent import Agent
 from exporter.cli import main
+from exporter.cli.drill import announcement
 from exporter.config import Config, load
 from exporter.core.exposition import render
 from exporter.core.leaks import LEAKS
@@ -31,6 +33,7 @@ from exporter.core.metrics import METRICS, SERIES_BUDGET, max_series_of_scope
 from exporter.core.model import Health, Observation, Owner
 from exporter.core.snapshot import DaemonMetadata, Snapshot
 from exporter.registry import SOURCES
+from exporter.simulate.drills import DRILLS, NO_DRILL
 from exporter.simulate.leak_scenarios import LEAK_SCENARIOS
 from exporter.simulate.scenarios import SCENARIOS
 from exporter.simulate.simulation import simulate
@@ -99,6 +102,10 @@ def test_every_command_explains_itself(run: Run, command: str) -> None:
         "simulate demo --board no-such-board",
         "simulate demo --period 0.0005",
         "demo --board no-such-board",
+        "demo --drill NoSuchAlert",
+        "demo --drill ConservationBroken",
+        "demo zombie_notebook --drill GPUZombie",
+        "demo --drill GPUZombie --preroll 1h",
         "replay trace.jsonl --serve --speed 0",
         "replay trace.jsonl --serve --speed -1",
         "record trace.jsonl --duration -1",
@@ -113,6 +120,31 @@ def test_wrong_usage_is_status_2_and_words_on_standard_error(run: Run, tmp_path:
     assert "gpu-efficiency" in err
     assert "Traceback" not in err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_list_of_drills_has_each_alert_on_a_line_of_its_own(run: Run) -> None:
+    status, out, _ = run("demo --drill list")
+    assert status == 0
+    assert [line.split()[0] for line in out.splitlines()] == sorted((*DRILLS, *NO_DRILL))
+
+
+def test_an_alert_without_a_drill_says_why_and_an_unknown_one_which_there_are(run: Run) -> None:
+    assert NO_DRILL["ConservationBroken"] in run("demo --drill ConservationBroken")[2]
+    assert all(name in run("demo --drill NoSuchAlert")[2] for name in DRILLS)
+
+
+def test_a_drill_of_two_nodes_says_how_to_start_the_second_and_scrapes_both() -> None:
+    text = announcement("FleetBlind", DRILLS["FleetBlind"], "0.0.0.0:19400")
+    assert "demo --drill FleetBlind --node 1 --web.listen-address 0.0.0.0:19410" in text
+    assert f"targets: ['{platform.node()}:19400', '{platform.node()}:19410']" in text
+    second = announcement("FleetBlind", DRILLS["FleetBlind"], "0.0.0.0:19410", node=1)
+    assert (second.count("\n"), "SIMULATED" in second) == (0, True)
+
+
+def test_a_drill_with_two_scrape_jobs_names_them_apart() -> None:
+    text = announcement("NodeScrapedTwice", DRILLS["NodeScrapedTwice"], "127.0.0.1:19400")
+    assert text.count("targets: ['127.0.0.1:19400']") == 2
+    assert text.index("job_name: drill-NodeScrapedTwice\n") < text.index("job_name: drill-NodeScrapedTwice-2\n")
 
 
 @pytest.mark.parametrize(

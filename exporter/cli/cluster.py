@@ -36,7 +36,7 @@ def cluster(args: argparse.Namespace) -> int:
     source = _open(config)
     try:
         with on_sighup(reloader), reload_in_background(reloader, lambda *_: None):
-            return _serve(config, source)
+            return serve_cluster(config, source)
     finally:
         source.close()
 
@@ -55,7 +55,8 @@ def _open(config: Config) -> ClusterSource:
     return source
 
 
-def _serve(config: Config, source: ClusterSource) -> int:
+def serve_cluster(config: Config, source: ClusterSource, *, key: str = "cluster.listen_address") -> int:
+    """Poll `source` and serve its metrics at the address that `key` names until stopped; return the exit status."""
     clock, stop = SystemClock(), threading.Event()
     cluster = config.cluster
     watch = ClusterWatcher(source, clock, refresh_seconds=cluster.refresh_seconds, max_jobs=cluster.max_jobs)
@@ -67,7 +68,7 @@ def _serve(config: Config, source: ClusterSource) -> int:
     )
     try:
         what = f" for the whole {source.name} cluster"
-        return serve_app(app, config, poller.start, key="cluster.listen_address", what=what)
+        return serve_app(app, config, poller.start, key=key, what=what)
     finally:
         stop.set()
         if poller.ident is not None:

@@ -4,7 +4,8 @@ import argparse
 import math
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from msgspec import structs
@@ -12,6 +13,14 @@ from msgspec.structs import replace
 
 from exporter import __version__
 from exporter.agent.agent import Agent, paced
+from exporter.cli.drill import (
+    LIST,
+    announcement,
+    drill_arguments,
+    drill_lines,
+    prepare_drill,
+    serve_simulated_cluster,
+)
 from exporter.cli.progress import TIME, ProgressBar, progress_arguments
 from exporter.cli.scratch import scratch_folder
 from exporter.cli.wiring import (
@@ -39,7 +48,9 @@ from exporter.core.pipeline import advance
 from exporter.core.snapshot import DaemonMetadata, ReloadStatus, Snapshot, layers, sum_by_leak, take_snapshot
 from exporter.schedulers.privacy import open_mask
 from exporter.schedulers.rules import Rules
+from exporter.simulate.drills import DRILL_SCENARIOS, DRILLS
 from exporter.simulate.leak_scenarios import LEAK_SCENARIOS
+from exporter.simulate.plan import Scenario
 from exporter.simulate.scenarios import SCENARIOS
 from exporter.simulate.simulation import Simulation, simulate
 from exporter.simulate.waterfalls import WATERFALL_SCENARIOS
@@ -47,8 +58,24 @@ from exporter.trace import TraceHeader, TraceReader, TraceWriter, read_trace, sh
 
 
 def demo(args: argparse.Namespace) -> int:
-    """Serve a simulated node: hours of its scenario at once, then live."""
+    """Serve a simulated node: hours of its scenario at once, then live; with --drill, one that makes an alert fire."""
+    if args.drill is not None:
+        return _drill(args)
+    return _serve_node(args, configure(args, loopback=True))
+
+
+def _drill(args: argparse.Namespace) -> int:
+    if args.drill == LIST:
+        print("\n".join(drill_lines()))
+        return 0
+    drill = prepare_drill(args)
     config = configure(args, loopback=True)
+    print(announcement(args.drill, drill, config.web.listen_address, node=args.node), flush=True)
+    return serve_simulated_cluster(config) if drill.cluster else _serve_node(args, config, history=drill.history)
+
+
+def _serve_node(args: argparse.Namespace, config: Config, *, history: bool = True) -> int:
+    """Serve the simulated node that `args` describe; without `history`, its store cannot be written."""
     simulation = demo_simulation(args, SystemClock())
     owner_rules = _OwnerRules(config)
     reloader = open_reloader(args, config, loopback=True)
@@ -65,16 +92,25 @@ def demo(args: argparse.Namespace) -> int:
     with on_sighup(reloader), reload_in_background(reloader, apply), scratch_folder() as folder:
         observations = owner_rules.apply(simulation.observations)
         # Never in the store of a real node.
-        own = structs.replace(config.history, file=f"{folder}/history.db" if folder else "")
-        history = open_history(structs.replace(config, history=own), simulation.host)
+        own = structs.replace(config.history, file=_store_path(folder, writable=history))
+        recorder = open_history(structs.replace(config, history=own), simulation.host)
         return publish(
-            agent, config, lambda stop: _preroll_then_live(observations, simulation.live_from, stop), history=history
+            agent, config, lambda stop: _preroll_then_live(observations, simulation.live_from, stop), history=recorder
         )
+
+
+def _store_path(folder: str, *, writable: bool) -> str:
+    """Return the store's path; one that cannot be written, not even by root, lies below a file."""
+    if writable:
+        return f"{folder}/history.db" if folder else ""
+    return f"{Path(__file__)}/history.db"
 
 
 def demo_simulation(args: argparse.Namespace, clock: Clock) -> Simulation:
     """Return the simulated node of `demo`: its pre-roll ends now, and it continues without an end."""
     settings = {"seed": args.seed, "board": args.board, "node": args.node, "preroll_seconds": args.preroll}
+    if args.drill is not None:
+        settings |= {"gpus": DRILLS[args.drill].gpus, "stories": DRILL_SCENARIOS}
     probe = _simulation(args.scenario, **settings)
     before = probe.live_from - probe.start
     start, wall = clock.now() - before, clock.wall() - before
@@ -84,9 +120,9 @@ def demo_simulation(args: argparse.Namespace, clock: Clock) -> Simulation:
 _SCENARIOS = {**SCENARIOS, **LEAK_SCENARIOS, **WATERFALL_SCENARIOS}
 
 
-def _simulation(scenario: str, **wanted: Any) -> Simulation:
+def _simulation(scenario: str, *, stories: Mapping[str, Scenario] = _SCENARIOS, **wanted: Any) -> Simulation:
     try:
-        return simulate(scenario, stories=_SCENARIOS, **wanted)
+        return simulate(scenario, stories=stories, **wanted)
     except ValueError as err:
         raise ConfigError(str(err)) from err
 
@@ -217,6 +253,7 @@ def demo_arguments(command: argparse.ArgumentParser) -> None:
     """Flags of `demo`."""
     config_arguments(command)
     command.add_argument("scenario", nargs="?", default="demo", help="`gpu-efficiency simulate` lists them")
+    drill_arguments(command)
     command.add_argument("--seed", type=int, default=0, help=_SEED_HELP)
     command.add_argument("--board", default="H100-SXM5-80GB", help=_BOARD_HELP)
     command.add_argument("--node", type=int, default=0, help=_NODE_HELP)

@@ -183,7 +183,8 @@ def read_config(args: argparse.Namespace, *, loopback: bool = False) -> Config:
 
 def _setting_flags(args: argparse.Namespace) -> dict[str, Any]:
     """Values of the flags that override the configuration, by dotted key."""
-    return {k: v for k, v in vars(args).items() if v is not None and (k in {"source", "scheduler"} or "." in k)}
+    whole = {"source", "scheduler", "exemptions"}
+    return {k: v for k, v in vars(args).items() if v is not None and (k in whole or "." in k)}
 
 
 def open_web_config(config: Config) -> "WebConfigWatcher":

@@ -26,8 +26,9 @@ from exporter.simulate.workload import (
     seeded_random,
 )
 
-Leftover = Literal["nothing", "zeros", "stale"]
-"""What telemetry reports while a profiler has the performance counters: no value, 0, or a value marked as stale."""
+Leftover = Literal["nothing", "zeros", "stale", "refusal"]
+"""What telemetry reports while a profiler has the performance counters: no value, 0, a value marked as stale, or no
+value and each time the fault that they are refused."""
 
 
 class SimulatedJob(Struct, frozen=True, kw_only=True):
@@ -80,6 +81,12 @@ class Plan(Struct, frozen=True, kw_only=True):
     profiler_ms: tuple[tuple[int, int], ...] = ()
     """Intervals [start, end) in which another process's profiler holds the performance counters."""
     profiler_leaves: Leftover = "nothing"
+    still_ms: tuple[tuple[int, int], ...] = ()
+    """Intervals [start, end) in which the daemon itself stands still: nothing is observed, so it refuses its page."""
+    unanswered_ms: tuple[tuple[int, int], ...] = ()
+    """Intervals [start, end) in which the scheduler does not answer."""
+    clock_ahead_ms: int = 0
+    """By how much the node's wall clock is ahead."""
     slices_known: bool = False
     """Whether devices carry the MIG slices that the boards could be divided into."""
     power_floor: float = 0.0
@@ -89,7 +96,15 @@ class Plan(Struct, frozen=True, kw_only=True):
 
     def profiled(self, now_ms: int) -> bool:
         """Whether another process's profiler holds the performance counters at this time."""
-        return any(start <= now_ms < end for start, end in self.profiler_ms)
+        return _in_any(self.profiler_ms, now_ms)
+
+    def stands_still(self, now_ms: int) -> bool:
+        """Whether the daemon observes nothing at this time."""
+        return _in_any(self.still_ms, now_ms)
+
+    def answered_ms(self, now_ms: int) -> int | None:
+        """Return when the scheduler last answered, if it does not answer at this time; else None."""
+        return next((start for start, end in self.unanswered_ms if start <= now_ms < end), None)
 
     def condition(self, slot: int, now_ms: int) -> str:
         """Return "lost" or "drained" if the scheduler cannot use this GPU at this time, else an empty string."""
@@ -99,11 +114,15 @@ class Plan(Struct, frozen=True, kw_only=True):
 
     def silent(self, now_ms: int) -> bool:
         """Whether the telemetry source returns nothing at this time."""
-        return any(start <= now_ms < end for start, end in self.silent_ms)
+        return _in_any(self.silent_ms, now_ms)
 
     def lost(self, slot: int, now_ms: int) -> bool:
         """Whether this GPU has fallen off the bus at this time."""
         return self.lost_ms.get(slot, FOREVER_MS) <= now_ms
+
+
+def _in_any(intervals: tuple[tuple[int, int], ...], now_ms: int) -> bool:
+    return any(start <= now_ms < end for start, end in intervals)
 
 
 class GroundTruth(Struct, frozen=True, kw_only=True):

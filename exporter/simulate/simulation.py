@@ -137,6 +137,9 @@ def _observations(simulation: Simulation) -> Iterator[Observation]:
     before = 0
     was_silent = False
     for now in _ticks(simulation):
+        if plan.stands_still(now):
+            was_silent = True
+            continue
         offset = simulation.start // MS
         readings = tuple(gpu.read(before, now, offset=offset) for gpu in gpus)
         silent = plan.silent(now)
@@ -156,7 +159,7 @@ def _visible_readings(simulation: Simulation, readings: tuple[Reading, ...], now
 def _left_by_profiler(reading: Reading, plan: Plan) -> Reading:
     if plan.profiler_leaves == "stale":
         return replace(reading, distrust="stale")
-    left = None if plan.profiler_leaves == "nothing" else 0.0
+    left = 0.0 if plan.profiler_leaves == "zeros" else None
     blank: dict[str, float | None] = {name: left for name in PROFILED if getattr(reading, name) is not None}
     return replace(reading, **blank)
 
@@ -169,13 +172,15 @@ def _observation(simulation: Simulation, before: int, now: int, *, readings: tup
         return before < 0 or any(before < at <= now for at in times_ms)
 
     devices_changed = changed(*plan.lost_ms.values(), *plan.drained_ms.values())
+    answered = plan.answered_ms(now)
     allocations_changed = changed(*(at for job in plan.jobs for at in (job.start_ms, job.end_ms)))
     return Observation(
         at=simulation.start + now * MS,
-        wall=simulation.wall + now * MS,
+        wall=simulation.wall + (now + plan.clock_ahead_ms) * MS,
         readings=readings,
         devices=_devices(simulation, now) if devices_changed else None,
         allocations=_allocations(simulation, before, now) if allocations_changed else None,
+        allocations_at=None if answered is None else simulation.start + answered * MS,
         source="simulation",
         faults=_faults(simulation, now),
         health=_health_readings(simulation, readings, before, now),
@@ -239,12 +244,15 @@ def _healthy(reading: Reading, board: BoardModel, *, smooths: bool) -> Health:
 
 
 def _faults(simulation: Simulation, now: int) -> tuple[Fault, ...]:
-    if simulation.plan.silent(now):
+    plan = simulation.plan
+    if plan.silent(now):
         return (Fault("source_failed", "simulated: the telemetry source does not answer"),)
-    return tuple(
+    refuses = plan.profiler_leaves == "refusal" and plan.profiled(now)
+    refused = (Fault("profiling_refused", "simulated: the driver refuses the performance counters"),) if refuses else ()
+    return refused + tuple(
         Fault("gpu_lost", "simulated: the GPU has fallen off the bus", uuid)
         for slot, uuid in enumerate(simulation.uuids)
-        if simulation.plan.lost(slot, now)
+        if plan.lost(slot, now)
     )
 
 

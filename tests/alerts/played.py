@@ -9,7 +9,7 @@ import json
 import os
 import re
 import subprocess
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import groupby
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import yaml
 
-from exporter.core.metrics import METRICS
+from exporter.core.metrics import METRICS, Metric
 from tests.alerts.lint import rules
 from tests.alerts.packs import FOLDER, files
 from tests.alerts.promql import Matcher, Selector, parse, walk
@@ -64,7 +64,7 @@ _METRICS = tuple(metric for metric in METRICS if metric.name in read())
 
 
 def _wanted(name: str, labels: Mapping[str, str]) -> bool:
-    return any(all(_fits(each, labels) for each in matchers) for matchers in read()[name])
+    return any(all(_fits(each, labels) for each in matchers) for matchers in read().get(name, ()))
 
 
 def _fits(matcher: Matcher, labels: Mapping[str, str]) -> bool:
@@ -93,14 +93,18 @@ def _samples(page: bytes | None, cluster: str, node: int, start: int) -> dict[st
     return kept
 
 
-def _input_series(story: Story, cluster: str) -> list[dict[str, str]]:
+Play = Callable[[Story, int, Sequence[Metric]], Iterator[bytes | None]]
+"""What each scrape of a story's node gets, of these metrics; None: no answer."""
+
+
+def _input_series(story: Story, cluster: str, play: Play) -> list[dict[str, str]]:
     """Every series of every node, in promtool's shorthand."""
     rows = []
     for node in range(story.nodes):
         back = story.away[1] if node == 0 else 0
         scrapes = [
             _samples(page, cluster, node, back if number * story.every >= back else 0)
-            for number, page in enumerate(pages(story, node, _METRICS))
+            for number, page in enumerate(play(story, node, _METRICS))
         ]
         lost = [within(number * story.every, story.down) for number in range(len(scrapes))]
         names = dict.fromkeys(name for scrape in scrapes for name in scrape)
@@ -132,7 +136,7 @@ def _run(value: str, count: int) -> str:
 _GOT = re.compile(r"(\{[^{}]*\}) (\S+?)(?:,|$)", re.MULTILINE)
 
 
-def fired(stories: Mapping[str, Story], folder: Path) -> dict[str, dict[Told, Firing]]:
+def fired(stories: Mapping[str, Story], folder: Path, play: Play = pages) -> dict[str, dict[Told, Firing]]:
     """Play stories beside one another, each as a cluster of its own, and tell every alert that ever fired in each.
 
     One evaluation of all rules costs much the same for one cluster as for many: those with equal steps run together.
@@ -140,15 +144,17 @@ def fired(stories: Mapping[str, Story], folder: Path) -> dict[str, dict[Told, Fi
     """
     told: dict[str, dict[Told, Firing]] = {name: {} for name in stories}
     for every in sorted({story.every for story in stories.values()}):
-        for cluster, what, firing in _played({n: s for n, s in stories.items() if s.every == every}, every, folder):
+        for cluster, what, firing in _played(
+            {n: s for n, s in stories.items() if s.every == every}, every, folder, play
+        ):
             told[cluster][what] = firing
     return told
 
 
-def _played(stories: Mapping[str, Story], every: int, folder: Path) -> Iterator[tuple[str, Told, Firing]]:
+def _played(stories: Mapping[str, Story], every: int, folder: Path, play: Play) -> Iterator[tuple[str, Told, Firing]]:
     case = {
         "interval": f"{every}s",
-        "input_series": [row for name, story in stories.items() for row in _input_series(story, name)],
+        "input_series": [row for name, story in stories.items() for row in _input_series(story, name, play)],
         "promql_expr_test": [_question(name, story) for name, story in stories.items()],
     }
     sheet = {

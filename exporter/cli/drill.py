@@ -1,0 +1,126 @@
+"""Prepares `demo --drill`: the simulated trouble that makes one alert fire, and what its operator has to do.
+
+Each drill gets a cluster label of its own in Prometheus: its figures then stay apart from those of real clusters.
+"""
+
+import argparse
+import platform
+import time
+from collections.abc import Iterator, Sequence
+
+from exporter.cli import PROGRAM
+from exporter.cli.cluster import serve_cluster
+from exporter.cluster.model import ClusterNode, Demand, Jobs, NodeRequirements, Nodes, PendingJob
+from exporter.cluster.watcher import Question
+from exporter.config import Config, ConfigError
+from exporter.simulate.drills import DRILLS, NO_DRILL, Drill
+
+LIST = "list"
+"""Value of --drill that lists all."""
+_GPUS, _NEXT_PORT = 8, 10
+_MARK = "gpu_efficiency_simulated is 1"
+
+
+def drill_arguments(command: argparse.ArgumentParser) -> None:
+    """Flag of `demo`."""
+    command.add_argument(
+        "--drill",
+        choices=(*sorted((*DRILLS, *NO_DRILL)), LIST),
+        metavar="ALERT",
+        help="make this alert fire within minutes, to test the pager; list: what each drill does",
+    )
+
+
+def drill_lines() -> Iterator[str]:
+    """Yield a line for each alert: its drill, or why there is none."""
+    for name in sorted((*DRILLS, *NO_DRILL)):
+        drill = DRILLS.get(name)
+        when = "   -" if drill is None else f"{drill.minutes:2}m"
+        yield f"{name:26} {when:>4}  {NO_DRILL[name] if drill is None else drill.about}"
+
+
+def prepare_drill(args: argparse.Namespace) -> Drill:
+    """Put the drill's scenario and settings into `args`, and return it; raises ConfigError if there is none."""
+    if args.drill in NO_DRILL:
+        raise ConfigError(f"{args.drill} has no drill: {NO_DRILL[args.drill]}")
+    if args.scenario != "demo" or args.preroll is not None:
+        raise ConfigError("--drill sets the scenario and its time before the start: leave SCENARIO and --preroll out")
+    drill = DRILLS[args.drill]
+    args.scenario, args.preroll = drill.scenario, float(drill.preroll_seconds)
+    vars(args).update(drill.settings)
+    return drill
+
+
+def announcement(name: str, drill: Drill, address: str, *, node: int = 0) -> str:
+    """Say what will happen and what to do; `address` is web.listen_address, `node` the number of this node."""
+    if node:
+        return f"SIMULATED trouble: node {node} of the drill {name}; the first has printed what to do"
+    host, _, port = address.rpartition(":")
+    hosts = [f"{host}:{int(port) + _NEXT_PORT * number}" for number in range(drill.nodes)]
+    return "\n".join(_announcement(name, drill, hosts))
+
+
+def _target(address: str) -> str:
+    """Return what Prometheus scrapes: this host's name instead of the address that stands for all of its own."""
+    host, _, port = address.rpartition(":")
+    return address if host.strip("[0.:]") else f"{platform.node()}:{port}"
+
+
+def _announcement(name: str, drill: Drill, addresses: Sequence[str]) -> Iterator[str]:
+    yield f"SIMULATED trouble, to test the pager: {name}"
+    yield f"  what: {drill.about}."
+    yield f"  when: the alert fires at most {drill.minutes} minutes after Prometheus' first scrape (scrapes every 15 s)"
+    if drill.companions:
+        yield f"  also: {', '.join(drill.companions)}"
+    for number, address in enumerate(addresses[1:], 1):
+        line = f"demo --drill {name} --node {number} --web.listen-address {address}"
+        yield f"  start the next node, too: {PROGRAM} {line}"
+    yield "  add to Prometheus' scrape_configs, and reload it (on another host: --web.listen-address 0.0.0.0:19400):"
+    quoted = ", ".join(f"'{_target(address)}'" for address in addresses)
+    for number in range(drill.scrape_jobs):
+        yield f"    - job_name: drill-{name}{f'-{number + 1}' if number else ''}"
+        yield "      scrape_interval: 15s"
+        yield "      static_configs:"
+        yield f"        - targets: [{quoted}]"
+        yield f"          labels: {{cluster: 'drill-{name}'}}"
+    yield "  afterwards remove that again, before you stop this: a target that is left is an ExporterDown."
+    mark = 'gpu_efficiency_cluster_build_info has scheduler="simulation"' if drill.cluster else _MARK
+    yield f"  every series has that label cluster; {mark}."
+
+
+class SimulatedScheduler:
+    """A Slurm with a node without an exporter, and a job that waits though it would fit the node's free GPUs."""
+
+    name = "simulation"
+
+    @property
+    def questions(self) -> Sequence[Question]:
+        """See ClusterSource."""
+        return Question("jobs", 1, 1, _jobs), Question("nodes", 1, 1, _nodes)
+
+    def close(self) -> None:
+        """See ClusterSource."""
+
+
+def _jobs() -> Jobs:
+    waiting = PendingJob(
+        job_id="41001", partition="gpu", reason="other", parts=(Demand(gpus=4, place="gpu"),), since=time.time() - 3600
+    )
+    return Jobs(pending=(waiting,), places={"gpu": NodeRequirements(partitions=("gpu",))})
+
+
+def _nodes() -> Nodes:
+    node = ClusterNode(
+        name="gpu-node-00",
+        gpus={"h100": _GPUS},
+        used={"h100": 2},
+        state="mixed",
+        partitions=("gpu",),
+        open_partitions=("gpu",),
+    )
+    return Nodes(nodes=(node,))
+
+
+def serve_simulated_cluster(config: Config) -> int:
+    """Serve the metrics of a whole cluster, whose scheduler is simulated, until stopped."""
+    return serve_cluster(config, SimulatedScheduler(), key="web.listen_address")

@@ -1,0 +1,87 @@
+"""`gpu-efficiency demo --drill` as an operator runs it: what it prints goes into a real Prometheus, whose alert fires.
+
+Those whose trouble lies in the daemon's own parts, and a page. Rules come faster than in the world, and without `for`:
+how long a drill takes is in `tests/alerts/test_drills.py`.
+"""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+from tests.e2e.fleet import RULES
+from tests.e2e.pace import faster_rules, sooner
+from tests.e2e.running import PATIENCE, Program, command, environment, free_port, running, wait_for
+
+pytestmark = pytest.mark.e2e
+NAMES = ("ExemptionExpired", "HistoryFailing", "JobDeadlocked", "LowAllocationWithQueue")
+
+
+def _snippet(program: Program) -> list[dict[str, Any]]:
+    """The scrape jobs that a drill prints."""
+    lines = program.log().splitlines()
+    begin = next((n for n, line in enumerate(lines) if "scrape_configs" in line), None)
+    if begin is None or not any("afterwards" in line for line in lines):
+        return []
+    found: list[dict[str, Any]] = yaml.safe_load(
+        "\n".join(line for line in lines[begin + 1 :] if line.startswith("    "))
+    )
+    return found
+
+
+def _eager(rules: str) -> str:
+    tree = yaml.safe_load(faster_rules(rules))
+    for group in tree["groups"]:
+        for rule in group["rules"]:
+            rule.pop("for", None)
+    return yaml.safe_dump(tree, width=1 << 20)
+
+
+@pytest.fixture(name="client", scope="module")
+def _client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    folder = tmp_path_factory.mktemp("drills")
+    with ExitStack() as stack:
+        jobs = [job for name in NAMES for job in _started(stack, folder, name)]
+        for path in RULES:
+            (folder / f"rules-{path.name}").write_text(_eager(path.read_text()))
+        config = {
+            "global": {"evaluation_interval": sooner("1m")},
+            "rule_files": [f"{folder}/rules-*.yaml"],
+            "scrape_configs": [job | {"scrape_interval": "1s", "scrape_timeout": "1s"} for job in jobs],
+        }
+        (folder / "prometheus.yaml").write_text(yaml.safe_dump(config))
+        port = free_port()
+        words = [
+            "prometheus", f"--config.file={folder / 'prometheus.yaml'}", f"--storage.tsdb.path={folder / 'tsdb'}",
+            f"--web.listen-address=127.0.0.1:{port}", "--log.level=warn",
+        ]  # fmt: skip
+        stack.enter_context(running(words, folder / "prometheus.log", environment()))
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=PATIENCE) as client:
+            yield client
+
+
+def _started(stack: ExitStack, folder: Path, name: str) -> list[dict[str, Any]]:
+    words = command("demo", "--drill", name, "--web.listen-address", f"127.0.0.1:{free_port()}")
+    program = stack.enter_context(running(words, folder / f"{name}.log", environment()))
+    return wait_for(lambda: _snippet(program) if program.alive() else None, f"{name} says what to scrape")
+
+
+def _alerts(client: httpx.Client, name: str) -> list[dict[str, Any]]:
+    try:
+        answer = client.get("/api/v1/alerts")
+    except httpx.TransportError:
+        return []
+    alerts = answer.json()["data"]["alerts"] if answer.status_code == 200 else []
+    of_drill = (alert for alert in alerts if alert["labels"]["cluster"] == f"drill-{name}")
+    return [alert for alert in of_drill if alert["labels"]["alertname"] == name and alert["state"] == "firing"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_drill_fires_its_alert_in_a_real_prometheus(client: httpx.Client, name: str) -> None:
+    (alert,) = wait_for(lambda: _alerts(client, name), f"{name} fires", seconds=3 * PATIENCE)
+    assert f"drill-{name}" in alert["annotations"]["summary"]
+    assert alert["labels"]["severity"] == ("page" if name == "JobDeadlocked" else "ticket")
