@@ -9,12 +9,13 @@ LANGUAGE = {
     "index", "print", "printf", "true", "false",
 }  # fmt: skip
 """Of Go's templates, and Helm's include."""
-HELM = {"toYaml", "fromYaml", "toJson", "fromJson", "toToml", "required", "fail"}
+HELM = {"toYaml", "fromYaml", "toJson", "fromJson", "toToml", "required", "fail", "tpl"}
 """Of Helm's own since 3.0."""
 SPRIG = {
     "append", "base", "concat", "contains", "deepCopy", "default", "dict", "dig", "empty", "first", "floor", "get",
     "has", "hasKey", "hasPrefix", "int", "int64", "join", "kindIs", "last", "list", "merge", "nindent",
-    "omit", "pick", "quote", "regexFind", "replace", "semverCompare", "set", "sha256sum", "sortAlpha",
+    "omit", "pick", "quote", "regexFind", "regexReplaceAll",
+    "replace", "semverCompare", "set", "sha256sum", "sortAlpha",
     "splitList", "sub", "ternary", "toString", "trim", "trimPrefix", "trimSuffix", "trunc", "uniq", "unset",
 }  # fmt: skip
 """Of Sprig 3.2, which Helm has since 3.5; the youngest of them is dig."""

@@ -4,6 +4,7 @@ import base64
 import gzip
 import json
 import re
+import shutil
 import subprocess
 import tarfile
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 from helm_python.chart import Chart, package
+from helm_python.errors import HelmError
 
 from tests.helm.rendering import (
     CHART,
@@ -237,6 +239,15 @@ def test_the_grafana_operator_finds_the_configmap_of_each_board() -> None:
         assert one["spec"]["allowCrossNamespaceImport"] is True
 
 
+@pytest.mark.parametrize(("key", "kind"), [("podMonitor", "PodMonitor"), ("serviceMonitor", "ServiceMonitor")])
+def test_labels_of_pods_get_into_their_series(key: str, kind: str) -> None:
+    found = manifests(IMAGE | {key: {"enabled": True, "podTargetLabels": ["team"]}})
+    assert [each["spec"]["podTargetLabels"] for each in of_kind(found, kind)] == [["team"]]
+    assert all(
+        "podTargetLabels" not in each["spec"] for each in of_kind(manifests(IMAGE | {key: {"enabled": True}}), kind)
+    )
+
+
 def test_the_chart_links_every_file_of_rules_and_boards() -> None:
     """Links, so that there is one copy; Helm follows them."""
     for folder, files in (("alerts", ALERTS), ("dashboards", BOARDS)):
@@ -244,6 +255,23 @@ def test_the_chart_links_every_file_of_rules_and_boards() -> None:
         assert [link.name for link in links] == [f.name for f in files]
         assert all(link.is_symlink() and not link.readlink().is_absolute() for link in links)
         assert [link.resolve() for link in links] == files
+
+
+@pytest.mark.parametrize("left", ["nothing", "the link's text"])
+@pytest.mark.parametrize("lost", ["alerts", "dashboards", "defaults.yaml"])
+def test_a_copy_that_lost_its_links_is_refused_and_not_without_rules(lost: str, left: str, tmp_path: Path) -> None:
+    """As tools that skip links leave it, and Git where core.symlinks is false."""
+    copy = tmp_path / "gpu-efficiency"
+    shutil.copytree(CHART, copy)
+    found = copy / "files" / lost
+    for file in [found] if found.is_file() else list(found.iterdir()):
+        target = (CHART / file.relative_to(copy)).readlink()
+        file.unlink()
+        if left != "nothing":
+            file.write_text(f"{target}")
+    values = IMAGE | {"rules": {"enabled": True}, "dashboards": {"enabled": True}}
+    with Chart.load(copy) as broken, pytest.raises(HelmError, match=f"files/{lost}.* lacks them"):
+        manifests(values, of=broken)
 
 
 def test_a_package_holds_the_files_themselves_and_nothing_else(tmp_path: Path) -> None:

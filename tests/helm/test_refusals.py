@@ -128,7 +128,7 @@ def _walk(schema: dict[str, Any], values: dict[str, Any], path: str) -> list[str
     return wrong
 
 
-OPTIONAL = {"global", "claims", "maxSurge"}
+OPTIONAL = {"claims", "maxSurge"}
 """Known to the schema, and not said in values.yaml: absent unless given."""
 
 
@@ -149,7 +149,7 @@ def _resolved(schema: dict[str, Any]) -> dict[str, Any]:
 def test_the_schema_and_the_values_know_the_same_keys() -> None:
     values = yaml.safe_load((CHART / "values.yaml").read_text())
     assert _walk(_schema(), values, "") == []
-    assert set(_schema()["properties"]) - set(values) == {"global"}
+    assert set(_schema()["properties"]) == set(values)
 
 
 FREE = {"global", "config", "podSecurityContext", "securityContext", "tls_server_config", "http_server_config"}
@@ -177,8 +177,8 @@ def _open_maps(schema: Any, name: str = "") -> list[str]:
 
 
 def test_no_map_takes_any_key_but_those_that_others_define() -> None:
-    """`objects` and `claims` are lists of Kubernetes' own things."""
-    assert set(_open_maps(_schema())) == FREE | {"objects", "claims"}
+    """`objects`, `claims` and `extraManifests` are lists of Kubernetes' own things."""
+    assert set(_open_maps(_schema())) == FREE | {"objects", "claims", "extraManifests"}
 
 
 @pytest.mark.parametrize(

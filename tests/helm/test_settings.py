@@ -16,6 +16,7 @@ from tests.helm.rendering import (
     CHART,
     ENVIRONMENTS,
     IMAGE,
+    RELEASE,
     Manifest,
     container,
     environ,
@@ -238,6 +239,29 @@ def test_the_image_is_named_by_digest_before_tag_before_the_charts_version() -> 
     assert container(environment("gke"))["image"].endswith(":0.1.0")
     version = yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"]
     assert container(environment("default"))["image"].endswith(f":{version}")
+
+
+@pytest.mark.parametrize(
+    ("repository", "pulled"),
+    [
+        ("registry.example/team/gpu-efficiency", "mirror.example:5000/team/gpu-efficiency"),
+        ("localhost/gpu-efficiency", "mirror.example:5000/gpu-efficiency"),
+        ("team/gpu-efficiency", "mirror.example:5000/team/gpu-efficiency"),
+    ],
+)
+def test_a_mirror_takes_the_place_of_the_registry(repository: str, pulled: str) -> None:
+    values = {"image": {"repository": repository, "tag": "1"}, "global": {"imageRegistry": "mirror.example:5000"}}
+    (daemonset,) = of_kind(manifests(values), "DaemonSet")
+    assert {c["image"] for c in daemonset["spec"]["template"]["spec"]["containers"]} == {f"{pulled}:1"}
+
+
+def test_old_revisions_are_kept_as_asked_and_objects_of_ones_own_are_rendered() -> None:
+    own = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "{{ .Release.Name }}-own"}}
+    found = manifests(IMAGE | {"revisionHistoryLimit": 3, "extraManifests": [own, own | {"kind": "ConfigMap"}]})
+    (daemonset,) = of_kind(found, "DaemonSet")
+    assert daemonset["spec"]["revisionHistoryLimit"] == 3
+    assert [each["metadata"]["name"] for each in of_kind(found, "Secret")] == [f"{RELEASE}-own"]
+    assert f"{RELEASE}-own" in [each["metadata"]["name"] for each in of_kind(found, "ConfigMap")]
 
 
 def test_the_cluster_is_one_and_never_two() -> None:

@@ -6,8 +6,25 @@ template begins with this, which fills them in from values.yaml; so nothing else
 had with a default that may be taken away by null stays away.
 */ -}}
 {{- define "gpu-efficiency.defaults" -}}
+{{- $_ := include "gpu-efficiency.whole" (list . "files/defaults.yaml" "image") -}}
 {{- include "gpu-efficiency.fill" (list .Values (.Files.Get "files/defaults.yaml" | fromYaml)) -}}
 {{- include "gpu-efficiency.checks" . -}}
+{{- end -}}
+
+{{- /*
+In a checkout the files that the chart shares with the rest of the project are symbolic links. A tool that leaves them
+out, or writes their text (Git where core.symlinks is false), must not give a chart that silently has no rules.
+(root, pattern of the files, key that each of them has.)
+*/ -}}
+{{- define "gpu-efficiency.whole" -}}
+{{- $pattern := index . 1 -}}{{- $key := index . 2 -}}
+{{- $lack := printf "%s: this copy of the chart lacks them: they are symbolic links in a checkout, and whatever copied it left them out or did not follow them; install a packaged chart (helm package, in a full checkout)" $pattern -}}
+{{- $files := (index . 0).Files.Glob $pattern -}}
+{{- range $path, $text := $files -}}
+{{- if not (contains $key (toString $text)) -}}{{- fail $lack -}}{{- end -}}
+{{- else -}}
+{{- fail $lack -}}
+{{- end -}}
 {{- end -}}
 
 {{- define "gpu-efficiency.fill" -}}
@@ -81,6 +98,9 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 
 {{- define "gpu-efficiency.image" -}}
 {{- $repository := required "image.repository is empty and no image is published: build one from the Dockerfile, push it and name it" .Values.image.repository -}}
+{{- with .Values.global.imageRegistry -}}
+{{- $repository = printf "%s/%s" (trimSuffix "/" .) (regexReplaceAll "^(localhost|[^/]*[.:][^/]*)/" $repository "") -}}
+{{- end -}}
 {{- if .Values.image.digest -}}
 {{ $repository }}@{{ .Values.image.digest }}
 {{- else -}}

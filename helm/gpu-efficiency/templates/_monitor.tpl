@@ -74,6 +74,10 @@ metadata:
     {{- toYaml . | nindent 4 }}
     {{- end }}
 spec:
+  {{- with $monitor.podTargetLabels }}
+  podTargetLabels:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
   {{- if and $monitor.namespace (ne $monitor.namespace (include "gpu-efficiency.namespace" $root)) }}
   namespaceSelector:
     matchNames:
