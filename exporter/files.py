@@ -41,7 +41,8 @@ def _write_and_rename(path: Path, content: bytes, mode: int) -> None:
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(content)
-            os.fchmod(file.fileno(), mode)
+            # By descriptor where there is one: in a directory of others the name may lead elsewhere by now.
+            os.chmod(file.fileno() if os.chmod in os.supports_fd else name, mode)  # noqa: PTH101  takes descriptors
             os.fsync(file.fileno())  # otherwise the renamed file may be empty after a power failure
         Path(name).replace(path)
     except BaseException:

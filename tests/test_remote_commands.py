@@ -24,12 +24,14 @@ import os, signal, socket, sys
 for name in {UNIX_ONLY!r}:
     sys.modules[name] = None  # "import NAME" then raises ModuleNotFoundError
 for module, names in (
-    (os, ("geteuid", "getuid", "getegid", "getgid", "getpgid", "uname", "sched_getaffinity", "statvfs", "O_CLOEXEC")),
+    (os, ("geteuid", "getuid", "getegid", "getgid", "getpgid", "uname", "sched_getaffinity", "statvfs",
+          "fchmod", "O_CLOEXEC")),
     (signal, ("SIGHUP", "SIGUSR1", "SIGUSR2", "SIGWINCH", "SIGKILL", "pthread_sigmask")),
     (socket, ("AF_UNIX", "SO_PEERCRED", "SCM_RIGHTS")),
 ):
     for name in names:
         delattr(module, name)
+os.supports_fd.discard(os.chmod)
 from exporter.cli import main
 sys.exit(main())
 """

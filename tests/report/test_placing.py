@@ -65,7 +65,7 @@ def test_where_it_cannot_be_written_nothing_is_left_behind(tmp_path: Path, monke
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("exporter.files.os.fchmod", full)
+    monkeypatch.setattr("exporter.files.os.fsync", full)
     with pytest.raises(OutputError, match="No space left"):
         write_output(tmp_path / "receipt", b"a")
     assert list(tmp_path.iterdir()) == []
