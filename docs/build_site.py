@@ -71,7 +71,8 @@ def place_of(path: str) -> str:
     """Where a file of the repository is on the site; what is not of docs/ is a page of its own."""
     if (ROOT / path).is_dir():
         path = f"{path}/index.md"
-    place = path.removeprefix("docs/") if path.startswith("docs/") else f"files/{path}"
+    # MkDocs leaves out what begins with a dot.
+    place = path.removeprefix("docs/") if path.startswith("docs/") else "files/" + re.sub(r"(^|/)\.", r"\1", path)
     return place if is_copied(path) or place.endswith(".md") else f"{place}.md"
 
 

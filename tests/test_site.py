@@ -24,6 +24,7 @@ def test_a_link_that_leaves_the_pages_leads_to_a_page_made_of_the_file() -> None
     assert place_of("helm/gpu-efficiency/README.md") == "files/helm/gpu-efficiency/README.md"
     assert place_of("examples/prometheus") == "files/examples/prometheus/index.md"
     assert place_of("alerts/jobs.yaml") == "files/alerts/jobs.yaml.md"
+    assert place_of(".github/CODEOWNERS") == "files/github/CODEOWNERS.md"
     assert place_of("docs/pictures/page.png") == "pictures/page.png"
     assert "](files/examples/prometheus/index.md)" in rewritten("docs/prometheus.md")
     assert rewritten("alerts/jobs.yaml").startswith("# alerts/jobs.yaml\n\n```yaml\n")
