@@ -1,5 +1,6 @@
 """The demo's temporary folder ends with it; what a killed one left goes at the next start, and nothing else."""
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -44,6 +45,23 @@ def test_the_folder_of_a_killed_demo_goes_and_that_of_a_running_one_stays(tmp_pa
             following.communicate("\n")
         running.communicate("\n")
     assert list(tmp_path.iterdir()) == [other]
+
+
+def test_a_demo_that_is_just_starting_is_not_abandoned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever another demo finds before the lock is held, it leaves alone."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    lock = fcntl.flock
+
+    def while_another_starts(handle: int, operation: int) -> None:
+        monkeypatch.setattr("fcntl.flock", lock)
+        other = started(tmp_path)
+        folder_of(other)
+        other.communicate("\n")
+        lock(handle, operation)
+
+    monkeypatch.setattr("fcntl.flock", while_another_starts)
+    with scratch_folder() as folder:
+        assert [path.name for path in Path(folder).iterdir()] == ["in-use"]
 
 
 def test_a_link_to_somebody_elses_folder_is_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,9 +30,12 @@ def scratch_folder() -> Iterator[str]:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    handle = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    # Named only once it is locked: between the two another demo could lock it, and remove the folder as abandoned.
+    unlocked = path.with_name("starting")
+    handle = os.open(unlocked, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
+        unlocked.rename(path)
         yield
     finally:
         os.close(handle)
