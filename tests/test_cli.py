@@ -541,7 +541,7 @@ def test_series_are_as_many_as_documented_and_within_their_budgets(run: Run) -> 
 
 
 _OF_A_GPU = ("gpu", "spinning GPU")
-_OF_A_JOB = ("job", "job in trouble", "job on one GPU", "reporting job", *["rank"] * 4)
+_OF_A_JOB = ("job", "job in trouble", "job on one GPU", "job on several GPUs", "reporting job", *["rank"] * 4)
 """A reporting job has four ranks at most; a serving job has fewer series than a reporting one."""
 
 

@@ -34,6 +34,9 @@ ZOMBIES = tuple(name for name in BUILDERS if name.startswith("zombie_"))
 USEFUL = tuple(name for name in BUILDERS if name.startswith("other_"))
 SERVERS = tuple(name for name in BUILDERS if name.startswith("inference_"))
 _IDLE = LEAK_NAMES.index("idle_allocation")
+_COMMUNICATION = "exposed_communication"
+_NEAR = 1.0
+"""Points within which a figure is as good as right."""
 _LAYERS = dict(zip(LEAK_NAMES, LAYER_OF, strict=True)) | {"unallocated": "gau"}
 _LOST = ("gau", "ectr", "unobserved")
 _decode = msgspec.json.Decoder(Observation).decode
@@ -45,6 +48,14 @@ class Verdict(Struct, frozen=True, kw_only=True):
     name: str
     true: dict[str, float]
     booked: dict[str, float]
+    bounds: tuple[float, float] = (0.0, 0.0)
+    """Of exposed communication, as booked."""
+
+    @property
+    def outside(self) -> float:
+        """Points by which the true exposed communication lies beyond its bounds."""
+        true, (low, high) = self.true.get(_COMMUNICATION, 0.0), self.bounds
+        return max(0.0, low - true, true - high)
 
     @property
     def excess(self) -> dict[str, float]:
@@ -104,8 +115,15 @@ def judged(name: str, seed: int, seconds: float, options: Options) -> Verdict:
     if options.reports != "none":
         booked["useful"] += sum(booked.pop(leak, 0.0) for leak in REPORTED_AS_USEFUL)
     paid = sum(true.values()) / 100
+    index = LEAK_NAMES.index(_COMMUNICATION)
+    certain = booked[_COMMUNICATION]
+    below, above = (
+        sum(getattr(job.uncertainty, side)[index] for job in ledger.jobs.values()) / SECOND
+        for side in ("below", "above")
+    )
     return Verdict(
         name=name,
+        bounds=((certain - below) / paid, (certain + above) / paid),
         true={cause: seconds / paid for cause, seconds in true.items()},
         booked={leak: seconds / paid for leak, seconds in booked.items()},
     )
@@ -148,6 +166,7 @@ def second_opinion(*, quick: bool = False) -> Measured:
         for label, options, budgets in CONDITIONS:
             verdicts = list(pool.map(partial(_random, seconds=seconds, options=options), range(1, count + 1)))
             rows += _named(f"random training jobs, {label}", verdicts, budgets)
+            rows.append(_bounds(f"random training jobs, {label}", verdicts))
             tables.append(_causes(label, verdicts))
         for label, names in (("servers", SERVERS), ("HPC, graphics, video and other work", USEFUL)):
             verdicts = list(pool.map(partial(judged, seed=1, seconds=seconds, options=Options()), names))
@@ -187,6 +206,21 @@ def _named(label: str, verdicts: Sequence[Verdict], budgets: Budgets) -> Iterato
         limit = "" if budget is None else f"mean <= {budget:g}"
         met = None if budget is None else mean(values) <= budget
         yield _row(f"{label}: {what}", f"{len(values)} worlds", f"mean {mean(values):.1f}", spread, limit, met=met)
+
+
+def _bounds(label: str, verdicts: Sequence[Verdict]) -> Row:
+    """In how many worlds the true exposed communication lies between its bounds, and how far apart they are."""
+    inside = sum(verdict.outside <= _NEAR for verdict in verdicts)
+    width = mean(high - low for low, high in (verdict.bounds for verdict in verdicts))
+    worst = max(verdict.outside for verdict in verdicts)
+    return _row(
+        f"{label}: exposed communication between its bounds, within a point", f"{len(verdicts)} worlds",
+        f"{inside / len(verdicts):.0%}", f"bounds {width:.1f} points apart, at worst {worst:.1f} beyond",
+        ">= 90%", met=inside >= _BOUNDS_HOLD * len(verdicts),
+    )  # fmt: skip
+
+
+_BOUNDS_HOLD = 0.9
 
 
 def _causes(label: str, verdicts: Sequence[Verdict]) -> Table:

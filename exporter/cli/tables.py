@@ -142,7 +142,8 @@ def _metrics_markdown() -> str:
         "(at most `policy.max_accounts` and one), one per exemption, and on a GPU that several jobs share one "
         "`allocation_info` for each of them and two `shared_seconds_total`. Trouble adds to it while it lasts: "
         f"{max_series_of_scope('spinning GPU')} on a GPU that spins, "
-        f"{max_series_of_scope('job in trouble')} of its job. A training job that reports has "
+        f"{max_series_of_scope('job in trouble')} of its job. A job on several GPUs has "
+        f"{max_series_of_scope('job on several GPUs')} more. A training job that reports has "
         f"{max_series_of_scope('reporting job')} more and {max_series_of_scope('rank')} for each of its processes "
         f"here, a server whose engine is found {max_series_of_scope('serving job')}."
     )
@@ -216,9 +217,12 @@ tensor activity x (its clock / the clock for which the peak is specified).
 | evidence | the leak is counted |
 |---|---|
 | measured | from hardware counters and the scheduler |
-| estimated | from hardware counters, by a formula |
+| estimated | from hardware counters, by a formula or by indicators |
+| calibrated | the same, with levels that were measured for this job (`exposed_communication` alone) |
 | reported | from the reports of the training job |
 | engine | from the metrics of the serving engine |
+
+An estimate has bounds: [what is an estimate](accounting.md#what-is-an-estimate).
 
 Some leaks can be seen only in a job's reports or in an engine's metrics. Without these, such a leak stays at 0, and its
 time counts as one of the leaks that counters can show (mostly `unattributed_stall`, `memory_bound`, `low_parallelism`

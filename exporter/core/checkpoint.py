@@ -31,6 +31,7 @@ from exporter.core.ledger import (
 from exporter.core.model import Allocation, Device, HangFinding, Owner, State
 from exporter.core.serving import TOKEN_KINDS, ServingStats, ServingTotals
 from exporter.core.states import BoardHealth, GpuTimers
+from exporter.core.uncertainty import Uncertainty
 from exporter.core.workload import TrainingProgress, TrainingRun
 
 _FORMAT = 1
@@ -98,6 +99,8 @@ class _SavedJob(Struct, array_like=True):
     host: JobHost | None = None
     finding: HangFinding | None = None
     communication: CollectiveStats | None = None
+    uncertainty: dict[str, dict[int, int]] = {}
+    """By field of Uncertainty."""
 
 
 class _SavedLedger(Struct, array_like=True):
@@ -177,7 +180,10 @@ def _save_ledger(ledger: Ledger) -> _SavedLedger:
 
 def _save_job(job: Job) -> _SavedJob:
     service = None if job.service is None else _save(ServingTotals, job.service)
-    return _save(_SavedJob, job, book=_save_book(job.book), billed=_sparse(job.billed), service=service)
+    uncertainty = {name: _sparse(column) for name, column in structs.asdict(job.uncertainty).items()}
+    return _save(
+        _SavedJob, job, book=_save_book(job.book), billed=_sparse(job.billed), service=service, uncertainty=uncertainty
+    )
 
 
 def _save_book(book: Book) -> _SavedBook:
@@ -208,6 +214,8 @@ def _load_job(ledger: Ledger, saved: _SavedJob, leak_index: Sequence[int]) -> Jo
     values = structs.asdict(saved)
     values["book"] = _load_book(saved.book, leak_index)
     values["billed"] = tuple(_load_column(saved.billed, leak_index))
+    columns = {name: _load_column(column, leak_index) for name, column in saved.uncertainty.items()}
+    values["uncertainty"] = Uncertainty(**columns)
     job = Job(**values | {"service": None})
     if saved.service is not None:
         job.service = ServingStats(*structs.astuple(saved.service))

@@ -27,6 +27,9 @@ _FULL_TRUST = 0.05
 """E: with this share of busy readings that communicate only, few kernels that communicate hide in the others."""
 _MIN_DISTANCE = 0.08
 """Smallest difference of the two levels that can be told from noise."""
+LEVEL_ERROR = 0.06
+"""E: how far the measured SM activity of computing kernels may be from the true one; smaller than the distance of the
+two levels."""
 _HIDDEN_TRAFFIC = 0.25
 """E: short collectives reach this share of the links' rate, mostly waiting for each other."""
 _BINS = 50
@@ -41,6 +44,8 @@ class Estimate(Struct, frozen=True):
     value: float
     low: float
     high: float
+    evidence: str = "estimated"
+    """measured; calibrated: by levels that were measured for this job; or estimated."""
 
 
 NOTHING = Estimate(0.0, 0.0, 0.0)
@@ -263,19 +268,30 @@ def estimate_communication(
     rate, capacity = _link_rate_and_capacity(ev)
     slack = ev.slack / PPM
     if _moves_data_only(ev, rate, capacity, policy):
-        return Estimate(slack, slack, slack)
+        return Estimate(slack, slack, slack, "measured")
     if ev.sm is None:
         return NOTHING
     assumed = _assumed(ev, ev.sm, policy, dense=levels.dense and not launches)
-    measured = _idle_sms(ev, ev.sm, levels.computing, levels.communicating) if levels.trust else assumed.high
+    measured = _measured(ev, ev.sm, levels) if levels.trust else replace(assumed, value=assumed.high)
     if timed is not None:
-        value = min(timed, measured)
-        return Estimate(value, min(value, assumed.low), value)
+        value = min(timed, measured.value)
+        return Estimate(value, min(value, measured.low), value, "calibrated")
     if not levels.trust:
         return assumed
     doubt = 1.0 - levels.trust
-    value = measured + doubt * 0.5 * (assumed.value - measured)
-    return Estimate(value, min(value, assumed.low), max(value, measured + doubt * (assumed.high - measured)))
+    value = measured.value + doubt * 0.5 * (assumed.value - measured.value)
+    low = measured.low + doubt * (assumed.low - measured.low)
+    high = measured.high + doubt * (assumed.high - measured.high)
+    return Estimate(value, min(value, low), max(value, high), "calibrated")
+
+
+def _measured(ev: Evidence, sm: float, levels: SmLevels) -> Estimate:
+    """The estimate with measured levels, between those that the level of computing kernels could be mistaken for."""
+    communicating = levels.communicating
+    low, value, high = (
+        _idle_sms(ev, sm, levels.computing + error, communicating) for error in (-LEVEL_ERROR, 0.0, LEVEL_ERROR)
+    )
+    return Estimate(value, low, high)
 
 
 def _idle_sms(ev: Evidence, sm: float, computing: float, communicating: float) -> float:

@@ -4,7 +4,8 @@ If the daemon restarted with a new ledger, a job has one record per ledger: thei
 they are the node's part of the job. Records of several nodes are joined in `report/`.
 """
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import Struct
 
@@ -13,6 +14,7 @@ from exporter.core.leaks import LEAK_NAMES, Amount, sum_by_layer
 from exporter.core.model import SECOND, Owner
 from exporter.core.serving import ServingView
 from exporter.core.snapshot import JobView, Layers, layer_times, layers
+from exporter.core.uncertainty import Bounds
 from exporter.core.workload import TrainingView
 
 
@@ -84,6 +86,10 @@ class JobRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Bandwidth of its GPUs' NVLinks, one direction, bytes per second; None: several nodes, or unknown."""
     samples: tuple[JobSample, ...] = ()
     simulated: bool = False
+    bounds: dict[str, Bounds] = {}
+    """Of the leaks that rest on an estimate, the least and the most that they may be."""
+    evidence: dict[str, dict[str, int]] = {}
+    """GPU-nanoseconds by kind of evidence, of the leaks that can have several."""
 
     @property
     def layers(self) -> Layers:
@@ -152,6 +158,25 @@ def nonzero_by_leak(values: Iterable[Amount]) -> dict[str, Amount]:
     return {name: value for name, value in zip(LEAK_NAMES, values, strict=True) if value}
 
 
+def sum_bounds(records: Sequence[JobRecord]) -> dict[str, Bounds]:
+    """Sum the bounds of each leak; a record without bounds of a leak is certain of it."""
+    sums: dict[str, Bounds] = {}
+    for leak in sorted({leak for record in records for leak in record.bounds}):
+        booked = ((record, record.parts.get(leak, 0)) for record in records)
+        each = [record.bounds.get(leak, Bounds(certain, certain)) for record, certain in booked]
+        sums[leak] = Bounds(sum(bounds.low for bounds in each), sum(bounds.high for bounds in each))
+    return sums
+
+
+def sum_evidence(records: Iterable[JobRecord]) -> dict[str, dict[str, int]]:
+    """Sum nanoseconds by leak and kind of evidence."""
+    sums: dict[str, Counter[str]] = {}
+    for record in records:
+        for leak, kinds in record.evidence.items():
+            sums.setdefault(leak, Counter()).update(kinds)
+    return {leak: dict(kinds) for leak, kinds in sums.items()}
+
+
 def build_job_record(
     job: JobView,
     *,
@@ -199,4 +224,6 @@ def build_job_record(
         link=job.link,
         samples=samples,
         simulated=simulated,
+        bounds=dict(job.bounds),
+        evidence={leak: dict(kinds) for leak, kinds in job.evidence.items()},
     )

@@ -13,7 +13,7 @@ from typing import TypeVar
 from msgspec import Struct
 
 from exporter.core.attribution import divide_proportionally
-from exporter.core.communication import UNKNOWN_LEVELS, SmLevels, estimate_communication, own_dram
+from exporter.core.communication import UNKNOWN_LEVELS, Estimate, SmLevels, estimate_communication, own_dram
 from exporter.core.evidence import SPIN, Evidence, busier
 from exporter.core.model import PPM, State
 from exporter.core.policy import Policy
@@ -74,7 +74,10 @@ class Span(Struct, gc=False):
     communication: int = 0
     """The part of slack in which only communication kernels are estimated to have run, ppm."""
     most_communication: int = 0
-    """The most that it may be: idle SMs between the two are named neither communication nor small kernels."""
+    """The most that it may be, as far as no levels are measured: idle SMs between the two are named neither
+    communication nor small kernels."""
+    exposed: Estimate | None = None
+    """The estimate of communication, where it was booked."""
     scale: float = 1.0
     """What is left of slack after exposed communication, over what the estimate would have left."""
 
@@ -128,8 +131,11 @@ def detect_exposed_communication(span: Span, left: int) -> int:
     if span.credit is not None and COMMUNICATION in span.credit.known:
         amount = min(left, span.credit.available(COMMUNICATION, span.ms))
         span.scale = (left - amount) / (left - estimated) if left > estimated else 0.0
-    elif span.timed is None and not launches:
-        span.most_communication = min(left, span.owned(estimate.high))
+    else:
+        span.exposed = estimate
+        if span.timed is None and not launches:
+            most = estimate.value + (1.0 - span.levels.trust) * (estimate.high - estimate.value)
+            span.most_communication = min(left, span.owned(most))
     span.communication = estimated
     return amount
 
@@ -245,7 +251,7 @@ class Leak(Struct, frozen=True):
     pools: tuple[int, ...] = ()
     evidence: str = "measured"
     """measured, estimated, reported (by the workload) or engine (reported by a serving engine). With two kinds, the
-    second applies until the workload reports."""
+    second applies until the workload reports. `uncertainty` finds out which applied, and adds calibrated."""
     team: str = "platform"
     watch: str = ""
     """The metric to watch."""

@@ -22,6 +22,7 @@ from exporter.core.model import MS, NEVER, PPM, SECOND, Allocation, Device, Hang
 from exporter.core.policy import Policy
 from exporter.core.serving import ServingStats
 from exporter.core.states import BoardHealth, Criteria, GpuTimers, criteria_of
+from exporter.core.uncertainty import Uncertainty
 from exporter.core.workload import TrainingProgress, TrainingRun, WorkloadCredit
 
 _MIG_SLICES = {7: ((1, 1), (1, 2), (2, 2), (3, 4), (4, 4)), 4: ((1, 1), (2, 2))}
@@ -347,6 +348,8 @@ class Job:
     """The latest finding about a hang; None: it was never asked."""
     communication: CollectiveStats | None = None
     """Totals of what a profiler plugin timed; None: no report."""
+    uncertainty: Uncertainty = field(default_factory=Uncertainty)
+    """How certain its leaks are."""
 
     def add_activity(self, ev: Evidence, end: int, ms: int, amounts: CounterAmounts | None) -> None:
         """Add `ms` milliseconds of one of its GPUs up to `end`; `amounts`: the job's part of the counters."""

@@ -198,6 +198,11 @@ def _job_exempt(snapshot: Snapshot) -> Iterator[MetricSample]:
             yield (job.owner.job_id, job.owner.exemption), 1
 
 
+def _communication_bound(job: JobView, which: str) -> Value | None:
+    bounds = job.bounds.get("exposed_communication")
+    return None if bounds is None else seconds(getattr(bounds, which))
+
+
 def _job_slices(job: JobView) -> Iterator[MetricSample]:
     if job.smallest_slice is not None:
         yield (job.smallest_slice.profile,), job.smallest_slice.compute / PPM
@@ -523,6 +528,11 @@ METRICS: tuple[Metric, ...] = (
     _job.by("job_seconds_total", ("leak", "layer"), _leak_seconds,
         "GPU-seconds allocated to a job on this node by where they went; summed over leak they equal "
         "gpu_efficiency_job_paid_seconds_total.", max_series=len(LEAK_NAMES)),
+    _job("job_exposed_communication_low_seconds_total", lambda j: _communication_bound(j, "low"),
+        "The least that a job's exposed_communication on this node may be, in GPU-seconds; the bounds of other "
+        "estimates are in its report. Absent where none was estimated.", scope="job on several GPUs"),
+    _job("job_exposed_communication_high_seconds_total", lambda j: _communication_bound(j, "high"),
+        "The most that it may be.", scope="job on several GPUs"),
     _job("job_paid_seconds_total", lambda j: seconds(j.counters.now.paid),
         "GPU-seconds allocated to a job on this node."),
     _job.by("job_info",

@@ -448,13 +448,14 @@ def _post(ledger: Ledger, gpu: Gpu, ev: Evidence, intervals: Iterable[StateInter
             gpu.unobserved[reason] += ms * ev.device.weight
         counted = counter_amounts(ev, ms)
         gpu.book.observe(counted)
-        for allocation, share, whole, taken in _split_among_owners(ledger, gpu, ev, interval, state):
-            gpu.book.post(taken, whole, ms, ev)
+        for allocation, share, span, taken in _split_among_owners(ledger, gpu, ev, interval, state):
+            gpu.book.post(taken, span.whole, ms, ev)
             if allocation is None:
                 gpu.book.post_unheld(taken, ms)
                 continue
             job = ledger.jobs.get(allocation.owner.job_id) or ledger.open_job(gpu, allocation, interval.start)
-            job.book.post(taken, whole, ms, ev)
+            job.book.post(taken, span.whole, ms, ev)
+            job.uncertainty.add(span, taken, ms)
             job.add_activity(ev, interval.end, ms, counted if share == PPM else counter_amounts(ev, ms, share))
             _update_job(job, gpu, ev, interval, taken)
     if gpu.book.until >= gpu.book.next_sample:
@@ -477,8 +478,8 @@ def _update_job(job: Job, gpu: Gpu, ev: Evidence, interval: StateInterval, taken
 
 def _split_among_owners(
     ledger: Ledger, gpu: Gpu, ev: Evidence, interval: StateInterval, state: State
-) -> list[tuple[Allocation | None, int, int, LeakShares]]:
-    """Each owner with its ppm of the activity, its ppm of the GPU, and its leaks. Pools are divided among owners first.
+) -> list[tuple[Allocation | None, int, Span, LeakShares]]:
+    """Each owner with its ppm of the activity, its span, and its leaks. Pools are divided among owners first.
 
     Waiting is divided equally, as all hold the GPU; the rest by the SM time of their processes, if known.
     """
@@ -487,18 +488,19 @@ def _split_among_owners(
     if whole != PPM:
         pools = divide_proportionally(whole, pools)
     if not interval.holders:
-        return [(None, PPM, whole, split_into_leaks(Span(ev, state, policy, pools, whole)))]
+        span = Span(ev, state, policy, pools, whole)
+        return [(None, PPM, span, split_into_leaks(span))]
     if len(interval.holders) == 1:
         allocation = interval.holders[0]
         span = _span(ledger, ev, interval, allocation, pools, state=state, policy=policy, share=whole)
         if allocation.gpus == 1 and whole == PPM:
             span.surplus = _surplus(ledger.jobs.get(allocation.owner.job_id))
-        return [(allocation, PPM, whole, _leaks_of_owner(gpu, allocation, span, interval))]
-    shares: list[tuple[Allocation | None, int, int, LeakShares]] = []
+        return [(allocation, PPM, span, _leaks_of_owner(gpu, allocation, span, interval))]
+    shares: list[tuple[Allocation | None, int, Span, LeakShares]] = []
     for allocation, ran, own in _divide_pools(gpu, ev, interval, pools):
         each = gpu.state_of(allocation.owner.job_id)
         span = _span(ledger, ev, interval, allocation, own, state=each, policy=policy, share=ran * whole // PPM)
-        shares.append((allocation, ran, span.whole, _leaks_of_owner(gpu, allocation, span, interval)))
+        shares.append((allocation, ran, span, _leaks_of_owner(gpu, allocation, span, interval)))
     return shares
 
 

@@ -23,6 +23,7 @@ from exporter.core.model import NEVER, PPM, Device, HangFinding, Health, Owner, 
 from exporter.core.policy import EXPORTED_THRESHOLDS
 from exporter.core.prices import Price, Terms, price_at
 from exporter.core.serving import ServingView, serving_view
+from exporter.core.uncertainty import Bounds, bounds_by_leak, evidence_by_leak
 from exporter.core.workload import TrainingView, training_view
 
 SHORT_WINDOW = 300
@@ -219,6 +220,10 @@ class JobView(Struct, frozen=True):
     """Bandwidth tensor-parallel groups lose by exceeding an NVLink domain, bytes per second; None: none or unknown."""
     finding: HangFinding | None = None
     """The rank that the others wait for, while they spin; None: they do not, or it is unknown."""
+    bounds: Mapping[str, Bounds] = {}
+    """Of the leaks that rest on an estimate, the least and the most that they may be."""
+    evidence: Mapping[str, Mapping[str, int]] = {}
+    """Nanoseconds by kind of evidence, of the leaks that can have several."""
 
 
 class ModelView(Struct, frozen=True):
@@ -496,6 +501,8 @@ def _job(ledger: Ledger, job: Job, at: int, terms: Terms) -> JobView:
         host=None if job.host is None else host_view(job.host, at),
         tensor_parallel_lost=_tensor_parallel_lost(job, holding),
         finding=current_finding(job, holding),
+        bounds=bounds_by_leak(job.book.parts, job.uncertainty),
+        evidence=evidence_by_leak(job.book.parts, job.uncertainty),
     )
 
 

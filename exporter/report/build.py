@@ -4,7 +4,7 @@ Accounts are GPU-nanoseconds by node and leak; they are divided once, at the end
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import isfinite
 from statistics import median
 from typing import TypeVar
@@ -72,11 +72,19 @@ NANOSECONDS_PER_HOUR = 3600 * SECOND
 LAYER_BY_LEAK = dict(zip(LEAK_NAMES, LAYER_OF, strict=True))
 _LEAK_BY_NAME = {leak.name: leak for leak in LEAKS}
 NOT_LOST = ("useful", "unresolved", "unobserved")
+
+
 REPORTED_PHASE = {
     "failure_recovery": "restore", "startup": "startup", "checkpoint": "checkpoint", "data_stall": "data",
     "exposed_communication": "communication",
 }  # fmt: skip
 """The phase in which a job reports a leak that is otherwise measured or estimated."""
+
+
+def reported_evidence(phases: Iterable[str]) -> dict[str, str]:
+    """Return reported for the leaks whose phase a job reports, where the time by kind of evidence is not known."""
+    reported = set(phases)
+    return {leak: "reported" for leak, phase in REPORTED_PHASE.items() if phase in reported}
 
 
 class JobBooks(Struct, kw_only=True):
@@ -95,8 +103,10 @@ class JobBooks(Struct, kw_only=True):
     """Price of a GPU-hour by node."""
     layer_of: Mapping[str, str]
     """Layers as daemons report them: a newer version may have other leaks."""
-    reported_phases: Collection[str]
-    """Phases in which the job itself reported time."""
+    evidence: Mapping[str, str]
+    """By leak that can rest on several kinds of evidence, that of most of its time; the last kind of LEAKS without."""
+    bounds: Mapping[str, tuple[float, float]]
+    """The least and the most nanoseconds of all nodes, by leak that rests on an estimate."""
 
     def __post_init__(self) -> None:
         self.parts = {node: _with_unobserved(parts, self.unseen.get(node, 0)) for node, parts in self.parts.items()}
@@ -156,12 +166,10 @@ class JobBooks(Struct, kw_only=True):
             money=self.money(self.leak_by_node(leak)),
             nanoseconds=round(time),
         )
-        return with_guidance(part, self._evidence_grade)
-
-    def _evidence_grade(self, definition: Leak) -> str:
-        """Return the evidence of this job's loss: reported if the job reports the phase, else measured or estimated."""
-        *reported, otherwise = definition.evidence.split(" or ")
-        return reported[0] if reported and REPORTED_PHASE.get(definition.name) in self.reported_phases else otherwise
+        if leak in self.bounds:
+            low, high = (bound / NANOSECONDS_PER_HOUR for bound in self.bounds[leak])
+            part = replace(part, low_gpu_hours=low, high_gpu_hours=high)
+        return with_guidance(part, lambda leak: self.evidence.get(leak.name, leak.evidence.split(" or ")[-1]))
 
     def node_shares(self) -> tuple[NodeShare, ...]:
         """Return the nodes, the lowest product first."""

@@ -6,7 +6,7 @@ are public.
 """
 
 import msgspec
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 LOSS_LAYERS = ("gau", "ectr", "emfu")
 """Layers of the waterfall in which GPU time is lost, in the order in which their ratios are multiplied."""
@@ -213,6 +213,9 @@ class WaterfallPart(Struct, frozen=True, kw_only=True):
     fix: str = ""
     nanoseconds: int = 0
     """The same GPU time; exact if the report is built from job records."""
+    low_gpu_hours: float | UnsetType = UNSET
+    high_gpu_hours: float | UnsetType = UNSET
+    """The least and the most that it may be; absent if it rests on no estimate, or the source has no bounds."""
 
 
 class NodeShare(Struct, frozen=True, kw_only=True):

@@ -10,6 +10,7 @@ from itertools import chain, groupby, pairwise
 from msgspec import Struct
 from msgspec.structs import replace
 
+from exporter.core.model import SECOND
 from exporter.core.prices import NO_PRICE
 from exporter.report.build import (
     LAYER_BY_LEAK,
@@ -23,6 +24,7 @@ from exporter.report.build import (
     mean_tokens_per_pass,
     quality_metric,
     rank_summaries,
+    reported_evidence,
     to_nanoseconds,
     utilization_means,
     weighted_mean,
@@ -77,8 +79,18 @@ def prometheus_books(data: PrometheusRunData) -> JobBooks:
         currency=currency,
         rates=rates,
         layer_of=LAYER_BY_LEAK | reported_layers,
-        reported_phases={phase for phase, spent in data.metrics.by_label("phase", "run_seconds").items() if spent},
+        evidence=reported_evidence(
+            phase for phase, spent in data.metrics.by_label("phase", "run_seconds").items() if spent
+        ),
+        bounds=_bounds(data),
     )
+
+
+def _bounds(data: PrometheusRunData) -> dict[str, tuple[float, float]]:
+    """Return the bounds of exposed communication, the only ones with series of their own."""
+    leak = "exposed_communication"
+    low, high = (data.metrics.total(f"{leak}_{bound}_seconds") for bound in ("low", "high"))
+    return {} if low is None or high is None else {leak: (low * SECOND, high * SECOND)}
 
 
 def _seconds_by_leak(data: PrometheusRunData, nodes: Iterable[str]) -> dict[str, dict[str, float]]:

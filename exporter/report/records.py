@@ -12,10 +12,11 @@ from typing import TypeVar
 
 from msgspec import Struct
 
-from exporter.core.job_record import JobRecord, JobSample
+from exporter.core.job_record import JobRecord, JobSample, sum_bounds, sum_evidence
 from exporter.core.model import SECOND
 from exporter.core.prices import NO_PRICE
 from exporter.core.serving import ServingView
+from exporter.core.uncertainty import main_evidence
 from exporter.core.workload import TrainingView
 from exporter.formatting import format_amount, format_percent
 from exporter.report.build import (
@@ -32,6 +33,7 @@ from exporter.report.build import (
     mean_tokens_per_pass,
     quality_metric,
     rank_summaries,
+    reported_evidence,
     sum_by_key,
     utilization_means,
     weighted_mean,
@@ -434,14 +436,16 @@ def record_books(run: JobRun) -> JobBooks:
         currency=currency,
         rates=rates,
         layer_of=defaultdict(lambda: "emfu", LAYER_BY_LEAK),
-        reported_phases=_reported_phases(run),
+        evidence=_evidence(run),
+        bounds={leak: (bounds.low, bounds.high) for leak, bounds in sum_bounds(run.records).items()},
     )
 
 
-def _reported_phases(run: JobRun) -> frozenset[str]:
-    """Return the phases in which the job reported any time."""
+def _evidence(run: JobRun) -> dict[str, str]:
+    """Return the evidence of most of a leak's time; records of older daemons only show what the job reported."""
     views = (record.training for record in run.records if record.training is not None)
-    return frozenset(phase for view in views for phase, spent in view.phases if spent)
+    found = reported_evidence(phase for view in views for phase, spent in view.phases if spent)
+    return found | {leak: main_evidence(kinds) for leak, kinds in sum_evidence(run.records).items()}
 
 
 def _sum_parts(records: Sequence[JobRecord]) -> dict[str, int]:

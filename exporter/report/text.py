@@ -6,7 +6,7 @@ A value that is not known has no row.
 from collections.abc import Iterable, Iterator, Mapping
 from textwrap import wrap
 
-from msgspec import Struct
+from msgspec import UNSET, Struct
 
 from exporter.formatting import NO_VALUE, format_amount, format_duration, format_percent, format_time, shorten
 from exporter.report.model import (
@@ -204,9 +204,13 @@ def _product_equation(layers: LayerRatios) -> str:
 
 def _waterfall_table(report: JobReport) -> ReportTable:
     priced = report.money is not None
-    head = ("Where the time went", "layer", "evidence", "GPU-hours", "share", *((report.currency,) if priced else ()))
-    rows = [_waterfall_row(part, priced=priced) for part in report.parts]
-    total = ("allocated", "", "", f"{report.gpu_hours:,.2f}", "100.0 %")
+    between = any(_between(part, report) for part in report.parts)
+    head = (
+        "Where the time went", "layer", "evidence", "GPU-hours", "share", *(("between",) if between else ()),
+        *((report.currency,) if priced else ()),
+    )  # fmt: skip
+    rows = [_waterfall_row(part, report, priced=priced, between=between) for part in report.parts]
+    total = ("allocated", "", "", f"{report.gpu_hours:,.2f}", "100.0 %", *(("",) if between else ()))
     return ReportTable(head=head, rows=(*rows, (*total, *((f"{report.money:,.2f}",) if priced else ()))))
 
 
@@ -235,10 +239,24 @@ _SHOWN_HOURS = 0.005
 """Least GPU-hours that do not round to 0.00."""
 
 
-def _waterfall_row(part: WaterfallPart, *, priced: bool) -> TableRow:
+def _waterfall_row(part: WaterfallPart, report: JobReport, *, priced: bool, between: bool) -> TableRow:
     layer = part.layer if part.evidence else ""
     money = (f"{part.money or 0:,.2f}",) if priced else ()
-    return (part.name, layer, part.evidence, f"{part.gpu_hours:,.2f}", format_percent(part.share), *money)
+    bounds = (_between(part, report),) if between else ()
+    return (part.name, layer, part.evidence, f"{part.gpu_hours:,.2f}", format_percent(part.share), *bounds, *money)
+
+
+def _between(part: WaterfallPart, report: JobReport) -> str:
+    """Format the shares between which an estimate lies; empty for what rests on none."""
+    low, high = part.low_gpu_hours, part.high_gpu_hours
+    if low is UNSET or high is UNSET or not report.gpu_hours:
+        return ""
+    low, high = low / report.gpu_hours, high / report.gpu_hours
+    return f"{100 * low:.1f} - {100 * high:.1f} %" if high - low >= _SHOWN_DOUBT else ""
+
+
+_SHOWN_DOUBT = 0.0005
+"""Least distance of two shares that do not round to the same tenth of a percent."""
 
 
 def _rows_with_values(rows: Iterable[TableRow]) -> tuple[TableRow, ...]:
@@ -385,6 +403,8 @@ def _communication_notes(found: CommunicationSummary) -> Iterator[str]:
 def _evidence_lines(report: JobReport) -> Iterator[str]:
     if report.evidence:
         yield "of the loss: " + ", ".join(f"{kind} {format_percent(share)}" for kind, share in report.evidence.items())
+    if any(_between(part, report) for part in report.parts):
+        yield "an estimated or calibrated loss lies between the bounds; useful time depends on no estimate"
     if report.ofu is not None:
         yield f"by the hardware {format_percent(report.ofu)} of the dense tensor peak were delivered (OFU)"
     if report.activity:

@@ -331,6 +331,17 @@ class CulpritOut(Struct, frozen=True, kw_only=True):
     """nccl_ras or flight_recorder."""
 
 
+class EstimateOut(Struct, frozen=True, kw_only=True):
+    """GPU-seconds of a leak as they were booked, and the least and the most that they may be."""
+
+    booked: float
+    low: float
+    high: float
+    evidence: dict[str, float] = {}
+    """Of those booked, by kind of evidence: measured, reported, calibrated (by levels measured for this job) or
+    estimated; empty for a leak that has one kind alone."""
+
+
 class JobOut(Struct, frozen=True, kw_only=True):
     """One job's usage of this node. An ended job stays listed for a while, without GPUs."""
 
@@ -357,6 +368,8 @@ class JobOut(Struct, frozen=True, kw_only=True):
     stall_seconds: dict[str, float] = {}
     """GPU-seconds of data_stall and unattributed_stall by what explains them best: storage, cpu_quota, memory, cpu,
     network."""
+    estimates: dict[str, EstimateOut] = {}
+    """By leak that rests on an estimate: what was booked on this node in total, and its bounds."""
     training: TrainingOut | None = None
     """Its training reports; null: none were received."""
     serving: ServingOut | None = None
@@ -573,6 +586,7 @@ def _job_out(job: JobView, devices: Sequence[Device]) -> JobOut:
         started_at=job.start / SECOND,
         first_work_seconds=_seconds(job.first_work),
         **_host_values(job.host),
+        estimates=_estimates_out(job),
         training=training_out(job),
         serving=serving_out(job),
         hang_culprit=_culprit_out(job.finding),
@@ -580,6 +594,19 @@ def _job_out(job: JobView, devices: Sequence[Device]) -> JobOut:
         last_5_minutes=window_out([(book, book.short)]),
         last_hour=window_out([(book, book.hour)]),
     )
+
+
+def _estimates_out(job: JobView) -> dict[str, EstimateOut]:
+    parts = job.counters.now.parts
+    return {
+        leak: EstimateOut(
+            booked=parts[LEAK_NAMES.index(leak)] / SECOND,
+            low=bounds.low / SECOND,
+            high=bounds.high / SECOND,
+            evidence={kind: amount / SECOND for kind, amount in job.evidence.get(leak, {}).items()},
+        )
+        for leak, bounds in job.bounds.items()
+    }
 
 
 def _host_values(host: HostView | None) -> dict[str, Any]:

@@ -12,7 +12,16 @@ from typing import Any, Protocol
 import msgspec
 from msgspec import Struct, structs
 
-from exporter.core.job_record import JobRecord, JobRecordQuery, JobSample, NodeEvent, build_job_record, job_sample
+from exporter.core.job_record import (
+    JobRecord,
+    JobRecordQuery,
+    JobSample,
+    NodeEvent,
+    build_job_record,
+    job_sample,
+    sum_bounds,
+    sum_evidence,
+)
 from exporter.core.leaks import LEAK_NAMES
 from exporter.core.model import PPM, SECOND, State
 from exporter.core.prices import NO_PRICE
@@ -151,6 +160,8 @@ def combine_records(records: Sequence[JobRecord]) -> JobRecord:
             name: _sum_by_key(getattr(record, name) for record in records)
             for name in ("parts", "energy", "money", "happened")
         },
+        bounds=sum_bounds(records),
+        evidence=sum_evidence(records),
         gpus={uuid: index for record in records for uuid, index in record.gpus.items()},
         models=tuple(sorted({model for record in records for model in record.models})),
         whole_gpus=max(record.whole_gpus for record in records),

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from exporter.core.communication import UNKNOWN_LEVELS, LevelTracker, SmLevels, estimate_communication
+from exporter.core.communication import LEVEL_ERROR, UNKNOWN_LEVELS, LevelTracker, SmLevels, estimate_communication
 from exporter.core.evidence import evaluate
 from exporter.core.leaks import LEAK_NAMES
 from exporter.core.ledger import Ledger
@@ -172,12 +172,14 @@ def test_what_is_no_collective(change: Signals) -> None:
 
 
 def test_with_little_of_it_measured_half_of_the_rest_is_assumed() -> None:
-    """Trust 0.2: of the other 0.8 half is the assumed value's."""
+    """Trust 0.2: of the other 0.8 half is the assumed value's, and all of it of the assumed bounds."""
     ev = evaluate(reading(0, 60, MEAN), device(), POLICY)
     found = estimate_communication(ev, SmLevels(0.9, 0.11, 0.2, dense=True), POLICY)
     assumed = LOW + 0.85 * (HIGH - LOW)
     assert found.value == pytest.approx(MEASURED + 0.4 * (assumed - MEASURED))
-    assert [found.low, found.high] == pytest.approx([LOW, MEASURED + 0.8 * (HIGH - MEASURED)])
+    error, distance = LEVEL_ERROR, 0.9 - 0.11
+    low, high = ((0.9 + sign * error - 0.74) / (distance + sign * error) for sign in (-1, 1))
+    assert [found.low, found.high] == pytest.approx([low + 0.8 * (LOW - low), high + 0.8 * (HIGH - high)])
 
 
 def test_what_idle_sms_may_be_as_well_has_no_name() -> None:
