@@ -184,6 +184,7 @@ Budgets = tuple[float | None, float | None, float | None]
 """Points: under a wrong name, in a residual row, of ECTR."""
 CONDITIONS: tuple[tuple[str, Options, Budgets], ...] = (
     ("counters, 1 s", Options(), (4.0, 8.0, 4.0)),
+    ("counters, 1 s, a minute at 100 ms", Options(bursts=((120.0, 180.0),)), (4.0, 8.0, 4.0)),
     ("counters, 30 s", Options(reading_seconds=30.0), (4.0, 8.0, 4.0)),
     ("stock fields, 30 s", Options(reading_seconds=30.0, fields="stock"), (None, None, None)),
     ("usual report, 1 s", Options(reports="usual"), (3.0, 2.0, 2.0)),

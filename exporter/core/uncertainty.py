@@ -20,6 +20,8 @@ _AFTER_COMMUNICATION = frozenset(
 _BY_INDICATORS = frozenset(i for i, leak in enumerate(LEAKS) if leak.evidence.endswith("estimated")) - {_COMMUNICATION}
 """A cause chosen by indicators: if they mislead, none of it is true."""
 _ALTERNATIVES = {i: leak.evidence.split(" or ") for i, leak in enumerate(LEAKS) if " or " in leak.evidence}
+MARGIN = 0.25
+"""E: with assumed levels the true time may lie that share beyond either bound of the estimate."""
 ESTIMATED_LEAKS = tuple(LEAK_NAMES[i] for i in sorted(_BY_INDICATORS | _AFTER_COMMUNICATION | {_COMMUNICATION}))
 """Leaks that have bounds wherever they rest on an estimate."""
 
@@ -81,8 +83,9 @@ class Uncertainty(Struct, eq=False):
                 booked = ppm
             elif index in _AFTER_COMMUNICATION:
                 rest += ppm
-        below = booked - min(booked, span.owned(exposed.low))
-        above = min(booked + rest, max(booked, span.owned(exposed.high))) - booked
+        margin = MARGIN if exposed.evidence == "estimated" else 0.0
+        below = booked - min(booked, span.owned(exposed.low * (1.0 - margin)))
+        above = min(booked + rest, max(booked, span.owned(exposed.high * (1.0 + margin)))) - booked
         self.below[_COMMUNICATION] += below * ms
         self.above[_COMMUNICATION] += above * ms
         for index, ppm in taken:
