@@ -479,7 +479,7 @@ def test_the_documentation_of_the_metrics_is_what_the_command_prints(run: Run) -
 
 
 def node(*, gpus: int, jobs: int) -> bytes:
-    """Metrics of a node after ten minutes, with one GPU per job, of two that it has, and some unobserved time on each GPU."""
+    """Metrics of a node after ten minutes, with one GPU per job, of two; some unobserved time on each."""
     devices = [device(f"GPU-{n}", f"{n}") for n in range(gpus)]
     holding = [held(f"GPU-{n}", Owner(f"{n}", time_limit_seconds=3600), gpus=2) for n in range(jobs)]
     agent = Agent(meta=DaemonMetadata(version="1"))

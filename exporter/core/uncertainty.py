@@ -20,7 +20,7 @@ _AFTER_COMMUNICATION = frozenset(
 _BY_INDICATORS = frozenset(i for i, leak in enumerate(LEAKS) if leak.evidence.endswith("estimated")) - {_COMMUNICATION}
 """A cause chosen by indicators: if they mislead, none of it is true."""
 _ALTERNATIVES = {i: leak.evidence.split(" or ") for i, leak in enumerate(LEAKS) if " or " in leak.evidence}
-MARGIN = 0.25
+MARGIN = 0.3
 """E: with assumed levels the true time may lie that share beyond either bound of the estimate."""
 ESTIMATED_LEAKS = tuple(LEAK_NAMES[i] for i in sorted(_BY_INDICATORS | _AFTER_COMMUNICATION | {_COMMUNICATION}))
 """Leaks that have bounds wherever they rest on an estimate."""
