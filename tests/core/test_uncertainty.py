@@ -52,7 +52,9 @@ def booked(made: Span) -> tuple[Uncertainty, dict[str, str]]:
 def test_communication_without_measured_levels_lies_between_what_the_link_needs_and_what_idle_sms_allow() -> None:
     ledger = opened()
     lost(ledger, 0, 60)
-    assert shares(ledger, "exposed_communication", 60) == pytest.approx([LOW * (1 - MARGIN), HIGH * (1 + MARGIN)], abs=3e-6)
+    assert shares(ledger, "exposed_communication", 60) == pytest.approx(
+        [LOW * (1 - MARGIN), HIGH * (1 + MARGIN)], abs=3e-6
+    )
     amount = job(ledger).counters.now.parts[LEAK_NAMES.index("exposed_communication")]
     assert job(ledger).evidence["exposed_communication"] == {"estimated": amount}
 
