@@ -27,7 +27,7 @@ _FULL_TRUST = 0.05
 """E: with this share of busy readings that communicate only, few kernels that communicate hide in the others."""
 _MIN_DISTANCE = 0.08
 """Smallest difference of the two levels that can be told from noise."""
-LEVEL_ERROR = 0.06
+LEVEL_ERROR = 0.07
 """E: how far the measured SM activity of computing kernels may be from the true one; smaller than the distance of the
 two levels."""
 _HIDDEN_TRAFFIC = 0.25
