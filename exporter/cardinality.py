@@ -285,6 +285,7 @@ def population(scope: str, fleet: FleetSize) -> float:
         "shared GPU": fleet.shared * 2,  # divided by SM time and, where that is unknown, in equal parts
         "job in trouble": fleet.trouble * fleet.nodes_per_job,
         "job on one GPU": max(0.0, fleet.node_jobs if fleet.nodes_per_job == 1 else 0.0),
+        "job without tensor work": 0.0,  # rare: a site with many of them has fewer series of other kinds
         "job on several GPUs": fleet.node_jobs if fleet.nodes_per_job * _gpus_per_job(fleet) > 1 else 0.0,
         "reporting job": fleet.reporting * fleet.nodes_per_job,
         REPORTING_OR_SERVING: (fleet.reporting + fleet.serving) * fleet.nodes_per_job,

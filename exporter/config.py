@@ -161,6 +161,8 @@ class WorkloadRule(Struct, frozen=True, forbid_unknown_fields=True, omit_default
     """Seconds without work after which a matching job counts as a zombie."""
     hang_seconds: Positive | None = None
     """Seconds of kernel time without progress after which a matching job counts as hung."""
+    useful_pipe: Literal["", "tensor", "fp64", "fp32", "none"] = ""
+    """Pipe whose activity is the useful work of matching jobs; none: eMFU does not apply to them; empty: as seen."""
     scheduler: str = ""
     """Pattern for the scheduler: slurm, kubernetes, mapping-dir, processes."""
     partition: str = ""
@@ -614,8 +616,8 @@ def check_rules(rules: Iterable[WorkloadRule]) -> None:
     for index, rule in enumerate(rules):
         where = f"workload.rules[{index}]"
         limits = (rule.zombie_seconds, rule.hang_seconds)
-        if not (rule.workload_class or rule.team) and limits == (None, None):
-            choices = "workload_class, team, zombie_seconds or hang_seconds"
+        if not (rule.workload_class or rule.team or rule.useful_pipe) and limits == (None, None):
+            choices = "workload_class, team, useful_pipe, zombie_seconds or hang_seconds"
             raise ConfigError(f"{where}: gives nothing; give it one of {choices}")
         for field in (*MATCHED, "command"):
             _check_pattern(f"{where}.{field}", getattr(rule, field))

@@ -42,7 +42,7 @@ _GROUPS: Mapping[str, str] = {
     "gpu": "single GPUs", "spinning GPU": "single GPUs", "shared GPU": "single GPUs",
     "GPU coding video": "single GPUs", "GPU with a chip-to-chip link": "single GPUs",
     "job": "jobs", "measured job": "jobs", "job in trouble": "jobs", "job on one GPU": "jobs",
-    "job on several GPUs": "jobs",
+    "job on several GPUs": "jobs", "job without tensor work": "jobs",
     "reporting job": "jobs that report", "rank": "jobs that report", "serving job": "servers",
     "communicating job": "timed communication", "communicating rank": "timed communication",
 }  # fmt: skip

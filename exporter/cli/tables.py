@@ -179,7 +179,7 @@ _LEAKS_INTRO = """\
 A leak is a reason why paid GPU time was not useful work. The label `leak` has the names of 24 leaks as its values
 ([all of them](metrics.md#values-of-leak)), and three more that are no leaks: `useful`; `unobserved`, while telemetry or
 the owner is unknown; and `unresolved`, while a kernel ran whose use cannot be judged, because tensor activity or the
-GPU's peak is unknown.
+GPU's peak is unknown, or no counter shows what it computes (integer work, graphics, video).
 
 This page sorts 17 of the 24 leaks into twelve *kinds* known from the literature; the other seven leaks are
 [below](#the-other-seven-leaks). `gpu-efficiency leaks` prints it in a terminal, and `gpu-efficiency leaks --json` for

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from exporter.core.evidence import Evidence, busier
 from exporter.core.model import MS, NEVER, PPM, SECOND, Reading
+from exporter.core.pipes import TENSOR, PipeUse
 from exporter.core.policy import Policy
 
 MINUTE = 60 * SECOND
@@ -52,7 +53,7 @@ NOTHING = Estimate(0.0, 0.0, 0.0)
 
 
 class SmLevels(Struct, frozen=True):
-    """SM activity per engine activity, 0-1, of a job's kernels."""
+    """SM activity per engine activity, 0-1, of a job's kernels, and the pipe that they compute with."""
 
     computing: float
     communicating: float
@@ -60,6 +61,8 @@ class SmLevels(Struct, frozen=True):
     """How far both were measured for this job, 0-1; 0: they are the policy's."""
     dense: bool = False
     """Its kernels fill most SMs for most of the time."""
+    pipe: str = TENSOR
+    """One of PIPES."""
 
 
 UNKNOWN_LEVELS = SmLevels(0.955, 0.14)
@@ -81,7 +84,7 @@ class ShortReading(Struct, array_like=True, frozen=True):
 
 
 class LevelTracker(Struct, eq=False):
-    """Measures the levels of one job from the readings of all its GPUs on this node.
+    """Measures the levels and the pipe of one job from the readings of all its GPUs on this node.
 
     What a minute shows is used from the next minute on, so that it does not matter how time is cut into readings.
     """
@@ -100,14 +103,18 @@ class LevelTracker(Struct, eq=False):
     communicating: int = 0
     busy: int = 0
     """Milliseconds of short readings by kind."""
-    collective_bins: list[int] = field(default_factory=lambda: [0] * _BINS)
+    collective_bins: list[int] = field(default_factory=list)
     """Milliseconds of short readings that communicate only, by SM activity per engine activity."""
-    density_bins: list[int] = field(default_factory=lambda: [0] * _BINS)
+    density_bins: list[int] = field(default_factory=list)
     """Milliseconds of all busy readings by SM activity per engine activity."""
+    pipes: PipeUse = field(default_factory=PipeUse)
 
-    def add(self, parts: Sequence["Part"], policy: Policy) -> None:
-        """Add the parts, [start, end) of a reading, of all the job's GPUs in one observation."""
-        usable = [part for part in parts if part[0].sm is not None and part[0].kernel_runs and not part[0].distrust]
+    def add(self, parts: Sequence["Part"], policy: Policy, *, alone: bool) -> None:
+        """Add the parts, [start, end) of a reading, of all the job's GPUs in one observation.
+
+        `alone`: it has one GPU, so that nothing communicates and its pipe is all that matters.
+        """
+        usable = [part for part in parts if (part[0].kernel_runs or part[0].video) and not part[0].distrust]
         if not usable:
             return
         by_minute = _divide_by_minute(usable)
@@ -119,7 +126,9 @@ class LevelTracker(Struct, eq=False):
                 self.minute = max(minute, self.minute)
                 self.recent[minute] = self._levels(policy)
             for ev, start, end in of_minute:
-                self._add_part(ev, start, end, policy)
+                self.pipes.add(ev, (end - start) // MS)
+                if ev.sm is not None and ev.kernel_runs and not alone:
+                    self._add_part(ev, start, end, policy)
 
     def at(self, time: int) -> SmLevels:
         """The levels to use for an interval that begins at `time`."""
@@ -134,14 +143,14 @@ class LevelTracker(Struct, eq=False):
         """Add [start, end) of a reading, which lies within one minute."""
         reading, sm = ev.reading, ev.sm or 0.0
         ms = (end - start) // MS
-        self.density_bins[_bin(sm / ev.engine)] += ms
+        _add_to_bin(self.density_bins, sm / ev.engine, ms)
         if start != reading.start or not SHORTEST_BURST <= reading.end - reading.start <= LONGEST_BURST:
             return
         self.busy += ms
         communicates = ev.tensor is not None and only_communicates(ev)
         if communicates:
             self.communicating += ms
-            self.collective_bins[_bin(sm / ev.engine)] += ms
+            _add_to_bin(self.collective_bins, sm / ev.engine, ms)
         link = _link_time(ev, policy)
         self._add_short(ShortReading(reading.end, ms, sm, ev.engine, communicates=communicates, link=link), reading)
 
@@ -163,7 +172,7 @@ class LevelTracker(Struct, eq=False):
 
     def _levels(self, policy: Policy) -> SmLevels:
         """The levels measured so far, or the policy's."""
-        dense = _quantile(self.density_bins, 0.95) >= policy.dense_kernel_sm
+        dense, pipe = _quantile(self.density_bins, 0.95) >= policy.dense_kernel_sm, self.pipes.pipe()
         few, some = _MIN_SHARES
         if (
             self.communicating >= max(_MIN_COLLECTIVES, few * self.busy)
@@ -174,8 +183,8 @@ class LevelTracker(Struct, eq=False):
             computing = self._computing_level(communicating, policy)
             if computing - communicating >= _MIN_DISTANCE:
                 trust = min(1.0, self.communicating / self.busy / _FULL_TRUST)
-                return SmLevels(computing, communicating, trust, dense)
-        return SmLevels(policy.computing_sm, policy.collective_sm, dense=dense)
+                return SmLevels(computing, communicating, trust, dense, pipe)
+        return SmLevels(policy.computing_sm, policy.collective_sm, dense=dense, pipe=pipe)
 
     def _computing_level(self, communicating: float, policy: Policy) -> float:
         """SM activity of computing kernels, without that of collectives too short for a reading of their own.
@@ -204,8 +213,11 @@ def _divide_by_minute(parts: Sequence[Part]) -> dict[int, list[Part]]:
     return found
 
 
-def _bin(share: float) -> int:
-    return min(_BINS - 1, int(share * _BINS))
+def _add_to_bin(bins: list[int], share: float, amount: int) -> None:
+    """Add to the bin of a share, 0-1; most jobs never need the bins."""
+    if not bins:
+        bins += [0] * _BINS
+    bins[min(_BINS - 1, int(share * _BINS))] += amount
 
 
 def _quantile(bins: list[int], share: float) -> float:

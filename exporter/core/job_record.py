@@ -12,6 +12,7 @@ from msgspec import Struct
 from exporter.core.collectives import CommunicationView
 from exporter.core.leaks import LEAK_NAMES, Amount, sum_by_layer
 from exporter.core.model import SECOND, Owner
+from exporter.core.pipes import TENSOR
 from exporter.core.serving import ServingView
 from exporter.core.snapshot import JobView, Layers, layer_times, layers
 from exporter.core.uncertainty import Bounds
@@ -86,6 +87,8 @@ class JobRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Bandwidth of its GPUs' NVLinks, one direction, bytes per second; None: several nodes, or unknown."""
     samples: tuple[JobSample, ...] = ()
     simulated: bool = False
+    useful_pipe: str = TENSOR
+    """The pipe whose activity was its useful work at the end, one of PIPES; none: eMFU does not apply."""
     bounds: dict[str, Bounds] = {}
     """Of the leaks that rest on an estimate, the least and the most that they may be."""
     evidence: dict[str, dict[str, int]] = {}
@@ -224,6 +227,7 @@ def build_job_record(
         link=job.link,
         samples=samples,
         simulated=simulated,
+        useful_pipe=job.useful_pipe,
         bounds=dict(job.bounds),
         evidence={leak: dict(kinds) for leak, kinds in job.evidence.items()},
     )

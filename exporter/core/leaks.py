@@ -16,6 +16,8 @@ from exporter.core.attribution import divide_proportionally
 from exporter.core.communication import UNKNOWN_LEVELS, Estimate, SmLevels, estimate_communication, own_dram
 from exporter.core.evidence import SPIN, Evidence, busier
 from exporter.core.model import PPM, State
+from exporter.core.pipes import TENSOR as TENSOR_PIPE
+from exporter.core.pipes import pipe_activity
 from exporter.core.policy import Policy
 from exporter.core.serving import ServingShares
 from exporter.core.states import BEGINNING, LAUNCHES, NO_SIGNS, RESTARTED, SAVING, STARVED, STEADY
@@ -78,6 +80,8 @@ class Span(Struct, gc=False):
     communication nor small kernels."""
     exposed: Estimate | None = None
     """The estimate of communication, where it was booked."""
+    pipe: str = TENSOR_PIPE
+    """The pipe whose activity is useful."""
     scale: float = 1.0
     """What is left of slack after exposed communication, over what the estimate would have left."""
 
@@ -186,12 +190,12 @@ def detect_memory_bound(span: Span, left: int) -> int:
     ev, spec, policy = span.ev, span.ev.device.spec, span.policy
     if ev.dram is None or spec is None or not ev.engine:
         return 0
-    tensor = ev.tensor or 0.0
+    tensor, useful = ev.tensor or 0.0, pipe_activity(ev, span.pipe)
     pipes = max(tensor, busier(ev.reading.fp64_active, ev.reading.fp32_active) or 0.0)
     own = max(0.0, own_dram(ev) - policy.tensor_dram * pipes) / (policy.dram_reached * spec.dram_ceiling)
     if ev.sm is None:
         return int(left * min(1.0, own / ev.engine))
-    resident = span.owned(ev.sm - tensor) - int(span.communication * span.levels.communicating)
+    resident = span.owned(ev.sm - useful) - int(span.communication * span.levels.communicating)
     return int(min(resident, span.owned(own * ev.sm / ev.engine)) * span.scale)
 
 

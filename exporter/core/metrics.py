@@ -15,6 +15,7 @@ from exporter.core.evidence import HANG_SIGNS
 from exporter.core.host import CAUSES, RESOURCES, PortState
 from exporter.core.leaks import LAYER_OF, LAYERS, LEAK_NAMES, sum_by_layer
 from exporter.core.model import PPM, SECOND, State
+from exporter.core.pipes import TENSOR
 from exporter.core.policy import EXPORTED_THRESHOLDS
 from exporter.core.serving import TOKEN_KINDS, ServingView
 from exporter.core.snapshot import (
@@ -201,6 +202,11 @@ def _job_exempt(snapshot: Snapshot) -> Iterator[MetricSample]:
 def _communication_bound(job: JobView, which: str) -> Value | None:
     bounds = job.bounds.get("exposed_communication")
     return None if bounds is None else seconds(getattr(bounds, which))
+
+
+def _useful_pipe(job: JobView) -> Iterator[MetricSample]:
+    if job.useful_pipe != TENSOR:
+        yield (job.useful_pipe,), 1
 
 
 def _job_slices(job: JobView) -> Iterator[MetricSample]:
@@ -562,6 +568,10 @@ METRICS: tuple[Metric, ...] = (
         scope="job in trouble"),
     _node.by("job_exempt", ("job_id", "exemption"), _job_exempt,
         "1 while an exemption of the operator covers the job.", scope="job in trouble"),
+    _job.by("job_useful_pipe", ("pipe",), _useful_pipe,
+        "1 for the pipe whose activity is a job's useful work, where that is not the tensor cores': fp64, fp32, or "
+        "none: no counter shows what its kernels compute, so that their time is unresolved and eMFU does not apply.",
+        scope="job without tensor work"),
     _job.by("job_price_per_hour", ("currency",), lambda j: _pairs(j.costs),
         "Price per hour of the GPUs of this node allocated to a job; shared GPUs are split equally."),
     _job.by("job_fitting_slice_ratio", ("profile",), _job_slices,

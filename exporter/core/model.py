@@ -206,6 +206,8 @@ class Owner(Struct, frozen=True, omit_defaults=True):
     """Idle time after which the job is a zombie; None: the default of its workload class."""
     hang_seconds: float | None = None
     """Time of spinning without progress after which the job counts as hung; None: the policy's default."""
+    useful_pipe: str = ""
+    """The pipe whose activity is its useful work, by the operator's own rules, one of PIPES; empty: as seen."""
     exemption: str = ""
     """Name of the operator's exemption that covers the job."""
     exempt_until: float = 0.0

@@ -30,6 +30,7 @@ from exporter.core.model import (
     Reading,
     State,
 )
+from exporter.core.pipes import NONE, TENSOR, pools_of
 from exporter.core.policy import Policy
 from exporter.core.reports import apply_collectives, apply_host_usage, apply_report, apply_serving
 from exporter.core.states import (
@@ -303,18 +304,21 @@ def _update_holders(gpu: Gpu, holders: tuple[Allocation, ...], *, at: int, since
 
 
 def _measure_levels(ledger: Ledger, gpu_intervals: Iterable[GpuIntervals]) -> None:
-    """Learn the SM activity of the kernels of jobs on several GPUs. New jobs are opened, so that none is missed."""
+    """Learn the SM activity and the pipe of the kernels of jobs. New jobs are opened, so that none is missed."""
     parts: dict[str, list[tuple[Evidence, int, int]]] = {}
+    alone: set[str] = set()
     for gpu, ev, intervals in gpu_intervals:
         for interval in intervals:
             for allocation in interval.holders:
                 job_id = allocation.owner.job_id
                 if job_id not in ledger.jobs:
                     ledger.open_job(gpu, allocation, interval.start)
-                if allocation.gpus != 1 and len(interval.holders) == 1:
+                if allocation.gpus == 1:
+                    alone.add(job_id)
+                if len(interval.holders) == 1:
                     parts.setdefault(job_id, []).append((ev, interval.start, interval.end))
     for job_id, of_job in parts.items():
-        ledger.jobs[job_id].level_tracker.add(of_job, ledger.policy)
+        ledger.jobs[job_id].level_tracker.add(of_job, ledger.policy, alone=job_id in alone)
 
 
 def _joined(ledger: Ledger, intervals: list[StateInterval]) -> list[StateInterval]:
@@ -484,7 +488,7 @@ def _split_among_owners(
     Waiting is divided equally, as all hold the GPU; the rest by the SM time of their processes, if known.
     """
     policy, whole = gpu.criteria.policy, ev.device.weight
-    pools = [ev.wait - ev.video, ev.slack + ev.video, ev.clock_loss, ev.ofu, ev.unresolved]
+    pools = pools_of(ev, _pipe(ledger, interval))
     if whole != PPM:
         pools = divide_proportionally(whole, pools)
     if not interval.holders:
@@ -493,6 +497,7 @@ def _split_among_owners(
     if len(interval.holders) == 1:
         allocation = interval.holders[0]
         span = _span(ledger, ev, interval, allocation, pools, state=state, policy=policy, share=whole)
+        span.pipe = _pipe(ledger, interval)
         if allocation.gpus == 1 and whole == PPM:
             span.surplus = _surplus(ledger.jobs.get(allocation.owner.job_id))
         return [(allocation, PPM, span, _leaks_of_owner(gpu, allocation, span, interval))]
@@ -502,6 +507,15 @@ def _split_among_owners(
         span = _span(ledger, ev, interval, allocation, own, state=each, policy=policy, share=ran * whole // PPM)
         shares.append((allocation, ran, span, _leaks_of_owner(gpu, allocation, span, interval)))
     return shares
+
+
+def _pipe(ledger: Ledger, interval: StateInterval) -> str:
+    """The pipe whose activity is useful to the only holder, by a rule of the operator or as seen; else the tensor's."""
+    if len(interval.holders) != 1:
+        return TENSOR
+    owner = interval.holders[0].owner
+    job = ledger.jobs.get(owner.job_id)
+    return owner.useful_pipe or (TENSOR if job is None else job.level_tracker.at(interval.start).pipe)
 
 
 def _bystanders(ev: Evidence, interval: StateInterval) -> frozenset[str]:
@@ -576,5 +590,5 @@ def _apply_credit(span: Span, credit: WorkloadCredit | None, interval: StateInte
     if credit is None or not credit.advance(interval.start, interval.end, weight, seen=seen):
         return
     span.credit, span.ms, span.signs = credit, (interval.end - interval.start) // MS, span.signs | {REPORTING}
-    if credit.has_flops_for(interval.start, interval.end):
+    if span.pipe in (TENSOR, NONE) and credit.has_flops_for(interval.start, interval.end):
         span.model_ppm = credit.available(MODEL, span.ms) + credit.available(REPEATED, span.ms)

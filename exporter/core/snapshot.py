@@ -20,6 +20,7 @@ from exporter.core.host import HostView, PortState, current_ports, host_view
 from exporter.core.leaks import LAYER_OF, sum_by_layer
 from exporter.core.ledger import SPREAD_BINS, AccountKey, Book, CounterSample, Gpu, Job, Ledger, MigSlice
 from exporter.core.model import NEVER, PPM, Device, HangFinding, Health, Owner, Reading, State
+from exporter.core.pipes import TENSOR
 from exporter.core.policy import EXPORTED_THRESHOLDS
 from exporter.core.prices import Price, Terms, price_at
 from exporter.core.serving import ServingView, serving_view
@@ -220,6 +221,8 @@ class JobView(Struct, frozen=True):
     """Bandwidth tensor-parallel groups lose by exceeding an NVLink domain, bytes per second; None: none or unknown."""
     finding: HangFinding | None = None
     """The rank that the others wait for, while they spin; None: they do not, or it is unknown."""
+    useful_pipe: str = TENSOR
+    """The pipe whose activity is its useful work, one of PIPES; none: eMFU does not apply."""
     bounds: Mapping[str, Bounds] = {}
     """Of the leaks that rest on an estimate, the least and the most that they may be."""
     evidence: Mapping[str, Mapping[str, int]] = {}
@@ -501,6 +504,7 @@ def _job(ledger: Ledger, job: Job, at: int, terms: Terms) -> JobView:
         host=None if job.host is None else host_view(job.host, at),
         tensor_parallel_lost=_tensor_parallel_lost(job, holding),
         finding=current_finding(job, holding),
+        useful_pipe=job.owner.useful_pipe or job.level_tracker.pipes.pipe(),
         bounds=bounds_by_leak(job.book.parts, job.uncertainty),
         evidence=evidence_by_leak(job.book.parts, job.uncertainty),
     )

@@ -9,11 +9,12 @@ from math import isfinite
 from statistics import median
 from typing import TypeVar
 
-from msgspec import Struct
+from msgspec import UNSET, Struct
 from msgspec.structs import replace
 
 from exporter.core.leaks import LAYER_OF, LEAK_NAMES, LEAKS, Leak
 from exporter.core.model import SECOND
+from exporter.core.pipes import PIPES, TENSOR
 from exporter.core.policy import Policy
 from exporter.formatting import JOULES_PER_KWH, format_percent, format_time
 from exporter.report.model import (
@@ -510,7 +511,12 @@ class RunData(Struct, frozen=True, kw_only=True):
     stalls: Mapping[str, float] = {}
     """GPU-hours of waiting by cause."""
     communication: CommunicationSummary | None = None
+    useful_pipe: str = TENSOR
     simulated: bool = False
+
+
+_OTHER_PIPES = frozenset(PIPES) - {TENSOR}
+"""A newer daemon may know others."""
 
 
 def build_report(run: RunData) -> JobReport:
@@ -552,6 +558,7 @@ def build_report(run: RunData) -> JobReport:
         course=run.course,
         stalls=dict(sorted(run.stalls.items(), key=lambda each: (-each[1], each[0]))),
         communication=run.communication,
+        useful_pipe=UNSET if run.useful_pipe not in _OTHER_PIPES else run.useful_pipe,
     )
 
 

@@ -351,6 +351,8 @@ class JobReport(Struct, frozen=True, kw_only=True):
     memory, cpu, network."""
     communication: CommunicationSummary | None = None
     """Only in reports from stores or nodes."""
+    useful_pipe: str | UnsetType = UNSET
+    """fp64 or fp32: the pipe whose activity is its useful work; none: eMFU does not apply; absent: the tensor cores."""
 
     def json(self) -> bytes:
         """Return the report as JSON."""

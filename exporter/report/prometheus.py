@@ -11,6 +11,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from exporter.core.model import SECOND
+from exporter.core.pipes import TENSOR
 from exporter.core.prices import NO_PRICE
 from exporter.report.build import (
     LAYER_BY_LEAK,
@@ -218,6 +219,7 @@ def _run_data(data: PrometheusRunData, books: JobBooks) -> RunData:
         qualities=tuple(_quality_metrics(data, books)),
         serving=_serving_summary(data, books),
         has_engine=bool(metrics.gauges("engine_info")),
+        useful_pipe=next((sample.labels.get("pipe", "") for sample in metrics.gauges("useful_pipe")), TENSOR),
         ranks=rank_summaries(_busy_seconds(data)) if training.gpu_seconds else (),
         happened=metrics.by_label("kind", "happened"),
         smallest_slice=next((sample.labels.get("profile", "") for sample in metrics.gauges("fitting_slice_ratio")), ""),

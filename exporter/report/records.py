@@ -409,6 +409,7 @@ def join_records(
             for cause, spent in _sum_labels(record.stalls for record in run_records).items()
         },
         communication=communication_summary(run_records),
+        useful_pipe=Counter(node_run.last.useful_pipe for node_run in run.node_runs).most_common(1)[0][0],
         simulated=any(record.simulated for record in run_records),
         unseen=tuple(_unseen_notes(run, sources)),
     )

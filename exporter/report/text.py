@@ -8,6 +8,7 @@ from textwrap import wrap
 
 from msgspec import UNSET, Struct
 
+from exporter.core.pipes import PIPE_NOTES
 from exporter.formatting import NO_VALUE, format_amount, format_duration, format_percent, format_time, shorten
 from exporter.report.model import (
     CollectiveSummary,
@@ -185,6 +186,8 @@ def _report_facts(report: JobReport) -> Iterator[str]:
     if spent:
         yield f"of the energy: {', '.join(spent)}"
     yield _product_equation(report.layers)
+    if report.useful_pipe is not UNSET:
+        yield PIPE_NOTES[report.useful_pipe]
     if report.equivalent_gpus is not None:
         yield (
             f"useful work: that of {format_amount(round(report.equivalent_gpus, 1))}"

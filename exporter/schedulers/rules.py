@@ -19,7 +19,7 @@ LONGEST = 4096
 _CACHED_RESULTS = 256
 """Size of the cache of results; a node has far fewer kinds of jobs at a time."""
 
-_SET_BY_RULES = ("workload_class", "team", "zombie_seconds", "hang_seconds")
+_SET_BY_RULES = ("workload_class", "team", "useful_pipe", "zombie_seconds", "hang_seconds")
 _NOTEBOOK = r"jupyter|ipykernel|code-server|vscode|rstudio|rsession"
 _INTERACTIVE_QUEUES = r"(?i)(?:.*[-_.])?(?:interactive|debug|dev|devel|jupyter|notebooks?|ondemand|ood)(?:[-_.\d].*)?"
 _SERVERS = (

@@ -19,6 +19,7 @@ from exporter.core.job_record import JobRecord, NodeEvent
 from exporter.core.leaks import LEAK_NAMES, USEFUL_INDEX
 from exporter.core.ledger import Book, CounterSample
 from exporter.core.model import PPM, SECOND, Device, HangFinding, Health, State
+from exporter.core.pipes import TENSOR
 from exporter.core.prices import NO_PRICE, Price
 from exporter.core.snapshot import Counters, GpuView, JobView, Snapshot, layers, price_of, sum_by_leak, valid_value
 
@@ -368,6 +369,8 @@ class JobOut(Struct, frozen=True, kw_only=True):
     stall_seconds: dict[str, float] = {}
     """GPU-seconds of data_stall and unattributed_stall by what explains them best: storage, cpu_quota, memory, cpu,
     network."""
+    useful_pipe: str = TENSOR
+    """The pipe whose activity is its useful work: tensor, fp64, fp32, or none, to which eMFU does not apply."""
     estimates: dict[str, EstimateOut] = {}
     """By leak that rests on an estimate: what was booked on this node in total, and its bounds."""
     training: TrainingOut | None = None
@@ -586,6 +589,7 @@ def _job_out(job: JobView, devices: Sequence[Device]) -> JobOut:
         started_at=job.start / SECOND,
         first_work_seconds=_seconds(job.first_work),
         **_host_values(job.host),
+        useful_pipe=job.useful_pipe,
         estimates=_estimates_out(job),
         training=training_out(job),
         serving=serving_out(job),

@@ -22,6 +22,7 @@ from msgspec import Struct
 from exporter import __version__, formatting
 from exporter.core.job_record import JobRecord, NodeEvent
 from exporter.core.leaks import LAYERS, LEAK_NAMES, LEAKS
+from exporter.core.pipes import PIPE_NOTES
 from exporter.formatting import HOUR, NO_BREAK_SPACE
 from exporter.web.api import AccountOut, AccountsOut, GpuOut, GpusOut, JobOut, JobsOut, WindowOut
 from exporter.web.history_api import (
@@ -350,6 +351,7 @@ _GLOBALS: dict[str, Any] = {
     "sum_money": _sum_money,
     "style": Markup(STYLE),  # noqa: S704  this package's own file  # nosec B704
     "symbols": STATE_SYMBOLS,
+    "useful_pipes": PIPE_NOTES,
     "version": _VERSION,
     "waterfall_rows": _waterfall_rows,
 }

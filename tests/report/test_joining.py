@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from exporter.core.job_record import JobRecord
 from exporter.core.leaks import LEAK_NAMES
 from exporter.core.model import Latency
+from exporter.core.uncertainty import Bounds
 from exporter.report.model import JobReport, ReportError
 from exporter.report.records import RecordSources, join_records
 from exporter.simulate.leak_scenarios import LEAK_SCENARIOS
@@ -207,6 +209,29 @@ def test_carbon_of_what_was_told() -> None:
 def test_the_slice_that_would_have_held_it() -> None:
     found = join(stated(fitting="3g.40gb", unneeded=HOUR))
     assert (found.fitting, found.unneeded_gpu_hours) == ("3g.40gb", 1)
+
+
+def test_bounds_of_an_estimate_are_those_of_all_records_and_a_certain_one_adds_what_it_booked() -> None:
+    parts = {"exposed_communication": 3 * HOUR, "useful": HOUR}
+    doubtful = stated(parts=parts, bounds={"exposed_communication": Bounds(HOUR, 4 * HOUR)})
+    both = join(doubtful, stated(node="n2", parts=parts))
+    found = {each.name: (each.low_gpu_hours, each.high_gpu_hours) for each in both.parts}
+    assert found == {"exposed_communication": (4, 7), "useful": (UNSET, UNSET)}
+
+
+def test_the_evidence_of_a_leak_is_that_of_most_of_its_time() -> None:
+    parts = {"exposed_communication": 3 * HOUR, "useful": HOUR}
+    first = stated(parts=parts, evidence={"exposed_communication": {"calibrated": 2 * HOUR, "estimated": HOUR}})
+    second = stated(node="n2", parts=parts, evidence={"exposed_communication": {"reported": 3 * HOUR}})
+    assert join(first).parts[0].evidence == "calibrated"
+    assert join(first, second).parts[0].evidence == "reported"
+
+
+def test_the_pipe_of_its_useful_work_is_that_of_most_nodes() -> None:
+    fp64 = [stated(node=f"n{n}", useful_pipe="fp64") for n in (2, 3)]
+    assert join(stated(), *fp64).useful_pipe == "fp64"
+    assert join(stated()).useful_pipe is UNSET
+    assert join(stated(useful_pipe="of a newer daemon")).useful_pipe is UNSET
 
 
 def test_how_it_went() -> None:

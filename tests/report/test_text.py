@@ -1,8 +1,10 @@
 """Text output: it fits, and names cannot contain control characters or markup."""
 
 import pytest
+from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
+from exporter.core.pipes import PIPE_NOTES
 from exporter.formatting import format_amount, format_duration, format_percent, shorten
 from exporter.report.model import JobIdentity, NodeShare, RankSummary, TargetReached
 from exporter.report.text import WIDTH, ReportTable, render_markdown, render_text, report_tables
@@ -53,6 +55,22 @@ def test_why_it_waited_adds_up_to_the_waiting() -> None:
     ]
     assert "not explained" not in said(parts=waited, stalls={"storage": 40.0})
     assert "Why it waited" not in said(parts=waited)
+
+
+def test_an_estimate_is_shown_with_its_bounds() -> None:
+    sure, doubtful = part("data_stall", 30, share=0.375), part("exposed_communication", 10, share=0.125)
+    assert "between" not in said(parts=(sure, doubtful))
+    found = said(parts=(sure, replace(doubtful, low_gpu_hours=8.0, high_gpu_hours=16.04)))
+    assert "exposed_communication ectr measured 10.00 12.5 % 10.0 - 20.1 %" in " ".join(found.split())
+    assert "lies between the bounds" in found
+    near = replace(doubtful, low_gpu_hours=10.0, high_gpu_hours=10.03)
+    assert "between" not in said(parts=(sure, near)), "the same tenth of a percent"
+
+
+@pytest.mark.parametrize("pipe", [UNSET, "fp64", "fp32", "none"])
+def test_a_report_without_tensor_work_states_what_is_useful(pipe: str | UnsetType) -> None:
+    found = " ".join(said(useful_pipe=pipe).split())
+    assert [name for name, note in PIPE_NOTES.items() if note in found] == ([] if pipe is UNSET else [pipe])
 
 
 def test_what_nobody_told_has_no_line() -> None:

@@ -27,8 +27,10 @@ def test_each_field_comes_from_the_first_rule_that_fits_and_gives_it() -> None:
         WorkloadRule(team="hep", account="phys.*"),
         WorkloadRule(team="late", workload_class="serving", zombie_seconds=60.0),
         WorkloadRule(workload_class="interactive", zombie_seconds=70.0),
+        WorkloadRule(useful_pipe="fp64", partition="gpu"),
     )
     assert (said.team, said.workload_class, said.zombie_seconds) == ("hep", "serving", 60.0)
+    assert said.useful_pipe == "fp64"
 
 
 @pytest.mark.parametrize("field", ["scheduler", "partition", "qos", "account", "user", "namespace", "name", "kind"])

@@ -5,11 +5,11 @@ All times of this interface are seconds since the world's beginning; inside trac
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from random import Random
 
 from tests.truth.boards import H100, Board, Condition
-from tests.truth.causes import CAUSES, THROTTLED, USEFUL
+from tests.truth.causes import CAUSES, MEMORY_BOUND, OTHER_COMPUTE, THROTTLED, USEFUL
 from tests.truth.loads import UNUSED, Load
 from tests.truth.tracks import Integrals, Track
 
@@ -27,18 +27,36 @@ class Gpu:
     memory: list[tuple[int, float]] = field(default_factory=list)
     """Bytes used, from a millisecond on."""
 
+    @cached_property
+    def pipe(self) -> str:
+        """What its work computes with: the tensor cores, or FP64 or FP32 where it never uses those."""
+        loads = [load for part in self.track.patterns for load in part.loads]
+        most = {pipe: max((getattr(load, pipe) for load in loads), default=0.0) for pipe in ("fp64", "fp32")}
+        found = max(most, key=lambda pipe: most[pipe])
+        return "tensor" if any(load.tensor for load in loads) or not most[found] else found
+
     def rates(self, load: Load) -> list[float]:
         """Seconds per second by cause, in the order of CAUSES."""
         row, gained = dict.fromkeys(CAUSES, 0.0), 0.0
-        if load.counts and load.tensor:
+        active = getattr(load, self.pipe)
+        if load.counts and active:
             ratio = self.condition.clock_ratio(load)
-            row[USEFUL] = load.tensor * ratio
-            row[THROTTLED] = load.tensor * max(0.0, 1.0 - ratio)
-            gained = load.tensor * max(0.0, ratio - 1.0)
+            row[USEFUL] = active * ratio
+            row[THROTTLED] = active * max(0.0, 1.0 - ratio)
+            gained = active * max(0.0, ratio - 1.0)
         lost = sum(share for _, share in load.losses)
         for cause, share in load.losses:
             row[cause] += share - gained * share / lost if lost else 0.0
+        if load.counts and active > load.tensor:
+            _take(row, active - load.tensor)
         return list(row.values())
+
+
+def _take(row: dict[str, float], amount: float) -> None:
+    """What another pipe computes is a part of what kernels without tensor work do."""
+    slack = {cause: row[cause] for cause in (MEMORY_BOUND, OTHER_COMPUTE)}
+    for cause, share in slack.items():
+        row[cause] -= amount * share / sum(slack.values())
 
 
 @dataclass(frozen=True)
