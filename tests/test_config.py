@@ -209,7 +209,7 @@ def test_a_threshold_of_the_file_reaches_the_ledger(tmp_path: Path) -> None:
         ('label = "app=["\nteam = "x"', "workload.rules[1].label: '[' is no regular expression"),
         (
             'partition = "gpu"',
-            "workload.rules[1]: gives nothing; give it one of workload_class, team, useful_pipe, zombie_seconds or hang",
+            "workload.rules[1]: gives nothing; give it one of workload_class, team, useful_pipe, zombie_seconds",
         ),
         ('workload_class = "lazy"', "Invalid enum value 'lazy'"),
         ('team = "x"\nlabels = "a=b"', "unknown field `labels`"),

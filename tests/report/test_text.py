@@ -61,7 +61,7 @@ def test_an_estimate_is_shown_with_its_bounds() -> None:
     sure, doubtful = part("data_stall", 30, share=0.375), part("exposed_communication", 10, share=0.125)
     assert "between" not in said(parts=(sure, doubtful))
     found = said(parts=(sure, replace(doubtful, low_gpu_hours=8.0, high_gpu_hours=16.04)))
-    assert "exposed_communication ectr measured 10.00 12.5 % 10.0 - 20.1 %" in " ".join(found.split())
+    assert "exposed_communication ectr measured 10.00 12.5 % 10.0 - 20.0 %" in " ".join(found.split())
     assert "lies between the bounds" in found
     near = replace(doubtful, low_gpu_hours=10.0, high_gpu_hours=10.03)
     assert "between" not in said(parts=(sure, near)), "the same tenth of a percent"
