@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from exporter.core.exposition import render
 from exporter.core.ledger import Ledger
 from exporter.core.model import Allocation, Owner, TrainingReport
 from exporter.core.pipeline import advance
@@ -114,6 +115,9 @@ def test_a_rule_of_the_operator_goes_before_what_is_seen(rule: str, expected: di
     found = lost(ledger, 0, 60, FP64)
     assert {leak: found[leak] for leak in found if leak in ("useful", "unresolved")} == pytest.approx(expected)
     assert job(ledger).useful_pipe == rule
+    page = render(take_snapshot(ledger, DaemonMetadata())).decode()
+    line = f'gpu_efficiency_job_useful_pipe{{job_id="41",pipe="{rule}"}} 1\n'
+    assert (line in page) == (rule != "tensor")
 
 
 def test_reported_flops_of_the_tensor_cores_say_nothing_about_another_pipe() -> None:

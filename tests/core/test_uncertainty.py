@@ -3,9 +3,11 @@
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from exporter.core.communication import LEVEL_ERROR, Estimate
 from exporter.core.evidence import evaluate
+from exporter.core.job_record import JobRecord, build_job_record, sum_bounds, sum_evidence
 from exporter.core.leaks import LEAK_NAMES, REPORTING, Span, split_into_leaks
 from exporter.core.ledger import Ledger
 from exporter.core.model import PPM, State, TrainingReport
@@ -131,6 +133,24 @@ def test_what_is_in_doubt_survives_a_restart() -> None:
     lost(ledger, 60, 120)
     assert job(again(ledger)).bounds == job(ledger).bounds
     assert job(again(ledger)).evidence == job(ledger).evidence
+
+
+def test_records_of_a_job_are_added_and_one_without_bounds_is_certain() -> None:
+    ledger = opened()
+    lost(ledger, 0, 60)
+    first = record(ledger)
+    certain = replace(first, bounds={}, evidence={})
+    leak = "exposed_communication"
+    low, high = first.bounds[leak].low, first.bounds[leak].high
+    assert sum_bounds([first, certain])[leak] == Bounds(low + first.parts[leak], high + first.parts[leak])
+    assert sum_evidence([first, certain, first])[leak] == {"estimated": 2 * first.parts[leak]}
+
+
+def record(ledger: Ledger) -> JobRecord:
+    return build_job_record(
+        job(ledger), node="n", life="l", until=60.0, money={}, gpus={}, models=(), whole_gpus=1.0, happened={},
+        samples=(), simulated=False,
+    )  # fmt: skip
 
 
 def test_the_main_evidence_is_that_of_most_time_and_of_two_equal_ones_the_weaker() -> None:
