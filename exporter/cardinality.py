@@ -238,8 +238,8 @@ def _metric_series(metric: Metric, fleet: FleetSize, *, calm: bool) -> float:
         return float(fleet.nodes * len(OUTCOMES) * fleet.listening)
     if calm and metric.scope == "node":
         return float(fleet.nodes * series_counts(fleet.source).node.get(metric.name, 0))
-    # Metrics of a job on one GPU appear late, and only if its GPU is too large for it.
-    if calm and metric.scope == "job on one GPU":
+    # Metrics of a job on one GPU appear late, and only if its GPU is too large for it; most jobs use the tensor cores.
+    if calm and metric.scope in {"job on one GPU", "job without tensor work"}:
         return 0.0
     return population(REPORTING_OR_SERVING if metric.name == REPORTED_MFU else metric.scope, fleet) * metric.max_series
 
@@ -285,7 +285,7 @@ def population(scope: str, fleet: FleetSize) -> float:
         "shared GPU": fleet.shared * 2,  # divided by SM time and, where that is unknown, in equal parts
         "job in trouble": fleet.trouble * fleet.nodes_per_job,
         "job on one GPU": max(0.0, fleet.node_jobs if fleet.nodes_per_job == 1 else 0.0),
-        "job without tensor work": 0.0,  # rare: a site with many of them has fewer series of other kinds
+        "job without tensor work": fleet.node_jobs,
         "job on several GPUs": fleet.node_jobs if fleet.nodes_per_job * _gpus_per_job(fleet) > 1 else 0.0,
         "reporting job": fleet.reporting * fleet.nodes_per_job,
         REPORTING_OR_SERVING: (fleet.reporting + fleet.serving) * fleet.nodes_per_job,
