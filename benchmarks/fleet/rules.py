@@ -112,10 +112,10 @@ RULES = Group(
         ),
         "CPU of all rules, 10,000 GPUs, share of a core": (
             "An evaluation costs what its selectors open: some 4 to 7 microseconds a series in Prometheus 2.42, "
-            "whatever is done with it then. Most are opened by the fleet's chain every two minutes, by the rates of "
-            "jobs by leak every four, and by the deadlock group every twenty seconds, for it must see all nodes of a "
-            "job. Next: the fleet's chain every four minutes, and a series by job in the daemon that says at once "
-            "whether any of its GPUs works or saves, which would spare the deadlock group four of its five reads."
+            "whatever is done with it then. Most are opened every four minutes by the rates of jobs by leak, by those "
+            "of single GPUs that stragglers need, and by the fleet's chain; the group of deadlocks, every 30 seconds, "
+            "reads what few jobs have. Next: a series by job in the daemon for what the ranks wait, which would spare "
+            "the series of GPUs."
         ),
         "- extrapolated to 100,000 GPUs": (
             "As the row above. One server is not the plan for 100,000 GPUs: docs/prometheus.md divides them into ten."

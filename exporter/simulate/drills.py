@@ -134,11 +134,11 @@ DRILL_SCENARIOS: Mapping[str, Scenario] = {
 
 DRILLS: Mapping[str, Drill] = {
     "ExporterBlind": Drill(
-        scenario="drill_silent", minutes=15,
+        scenario="drill_silent", minutes=17,
         about="the telemetry source stops answering two minutes after the start",
     ),
     "ExporterClockSkew": Drill(
-        scenario="drill_clock", minutes=8, about="the node's clock is two minutes ahead",
+        scenario="drill_clock", minutes=10, about="the node's clock is two minutes ahead",
     ),
     "ExporterDown": Drill(
         scenario="drill_still", minutes=9,
@@ -160,12 +160,12 @@ DRILLS: Mapping[str, Drill] = {
         },)},
     ),
     "FleetBlind": Drill(
-        scenario="drill_silent", minutes=21, nodes=2, companions=("ExporterBlind",),
+        scenario="drill_silent", minutes=25, nodes=2, companions=("ExporterBlind",),
         about="the telemetry of two nodes stops answering two minutes after the start; start both. Once they are"
         ' stopped, the rules remember them for a day: silence cluster="drill-FleetBlind" for as long',
     ),
     "GPUAllocatedWithoutProcess": Drill(
-        scenario="drill_without_process", minutes=2, preroll_seconds=3000,
+        scenario="drill_without_process", minutes=4, preroll_seconds=3000,
         about="a job has held two GPUs for 50 minutes without a process",
     ),
     "GPULost": Drill(
@@ -173,7 +173,7 @@ DRILLS: Mapping[str, Drill] = {
         about="a GPU has fallen off the bus two minutes ago; its job waits for it",
     ),
     "GPUOversized": Drill(
-        scenario="oversized_allocation", minutes=5, preroll_seconds=4200, gpus=1,
+        scenario="oversized_allocation", minutes=6, preroll_seconds=4200, gpus=1,
         about="a job that needs a small part of its GPU has run for 70 minutes",
     ),
     "GPUThrottledCostly": Drill(
@@ -186,14 +186,14 @@ DRILLS: Mapping[str, Drill] = {
         about="a process has continued for 12 minutes after its job ended",
     ),
     "GPUZombie": Drill(
-        scenario="idle_context", gpus=1, minutes=2, preroll_seconds=2700,
+        scenario="idle_context", gpus=1, minutes=4, preroll_seconds=2700,
         about="a batch job has kept a CUDA context for 45 minutes and run no kernel",
     ),
     "HistoryFailing": Drill(
         minutes=16, history=False, about="the daemon's history cannot be written, from the start",
     ),
     "IdleAllocationCost": Drill(
-        scenario="drill_unallocated", minutes=22, settings={"budget.idle_per_hour": 0.01},
+        scenario="drill_unallocated", minutes=21, settings={"budget.idle_per_hour": 0.01},
         about="nobody holds the GPUs, and the budget for idle GPUs is 0.01 an hour",
     ),
     "JobDeadlocked": Drill(
@@ -217,7 +217,7 @@ DRILLS: Mapping[str, Drill] = {
         minutes=11, scrape_jobs=2, gpus=1, about="two scrape jobs have the same target",
     ),
     "SchedulerDataStale": Drill(
-        scenario="drill_unanswered", minutes=10, companions=("ExporterBlind",),
+        scenario="drill_unanswered", minutes=12, companions=("ExporterBlind",),
         about="the scheduler stops answering two minutes after the start; later the node is blind, too, for the owners"
         " of its GPUs are unknown",
     ),
