@@ -237,7 +237,8 @@ FINAL_METRICS = frozenset(
         "job_engine_tokens_total", "job_world_size", "job_step", "job_epoch", "job_goodput_ratio",
         "job_progress_ratio", "job_loss", "job_quality", "job_quality_start", "job_quality_target", "job_run_info",
         "job_engine_info", "job_target_reached_timestamp_seconds", "job_collectives_total",
-        "job_collective_seconds_total", "job_collective_bytes_total",
+        "job_collective_seconds_total", "job_collective_bytes_total", "job_useful_pipe",
+        "job_exposed_communication_low_seconds_total", "job_exposed_communication_high_seconds_total",
     )
 )  # fmt: skip
 """Metrics of a job that a store has only at its end; counters were 0 at its start."""
@@ -340,6 +341,8 @@ def _final_view(record: JobRecord) -> JobView:
         host=HostView(record.cpu_seconds, None, (), tuple(record.stalls.items())) if record.stalls else None,
         communication=record.communication,
         link=record.link,
+        useful_pipe=record.useful_pipe,
+        bounds=record.bounds,
     )
 
 

@@ -192,7 +192,8 @@ def detect_memory_bound(span: Span, left: int) -> int:
         return 0
     tensor, useful = ev.tensor or 0.0, pipe_activity(ev, span.pipe)
     pipes = max(tensor, busier(ev.reading.fp64_active, ev.reading.fp32_active) or 0.0)
-    own = max(0.0, own_dram(ev) - policy.tensor_dram * pipes) / (policy.dram_reached * spec.dram_ceiling)
+    fed = max(policy.tensor_dram * pipes, policy.simd_dram * useful if span.pipe != TENSOR_PIPE else 0.0)
+    own = max(0.0, own_dram(ev) - fed) / (policy.dram_reached * spec.dram_ceiling)
     if ev.sm is None:
         return int(left * min(1.0, own / ev.engine))
     resident = span.owned(ev.sm - useful) - int(span.communication * span.levels.communicating)

@@ -1,7 +1,7 @@
 """Chooses the pipe whose activity is a job's useful work: the tensor cores', else FP64 or FP32, else none that counts.
 
-A job that never uses the tensor cores is measured by what it computes with. Where no counter shows what its kernels
-compute (integer work, graphics, video), their time is unresolved, and eMFU does not apply.
+A job that hardly uses the tensor cores, or FP64 more, is measured by what it computes with. Where no counter shows what
+its kernels compute (integer work, graphics, video), their time is unresolved, and eMFU does not apply.
 """
 
 from collections.abc import Mapping
@@ -54,11 +54,15 @@ class PipeUse(Struct, eq=False, array_like=True):
 
     def pipe(self) -> str:
         """The pipe that the job computes with; the tensor cores until another one is seen."""
-        if self.kernels < _SEEN or self.tensor >= _TENSOR_SHARE * self.kernels:
-            return TENSOR
         least = _PIPE_SHARE * self.kernels
-        if max(self.fp64, self.fp32) >= least:
-            return FP64 if self.fp64 >= self.fp32 else FP32
+        if self.kernels < _SEEN:
+            return TENSOR
+        if self.fp64 >= max(least, self.tensor, self.fp32):  # no model is trained or served in FP64
+            return FP64
+        if self.tensor >= _TENSOR_SHARE * self.kernels:
+            return TENSOR
+        if self.fp32 >= least:
+            return FP32
         return TENSOR if self.fp16 >= least or self.dram >= _MEMORY_SHARE * self.kernels else NONE
 
 

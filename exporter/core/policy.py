@@ -149,6 +149,8 @@ class Policy(Struct, frozen=True, forbid_unknown_fields=True):
     """E: the same for a job with small kernels"""
     tensor_dram: Ratio = 0.35
     """E: DRAM activity per tensor activity that feeds the tensor cores and limits nothing"""
+    simd_dram: Ratio = 0.6
+    """E: the same per FP64 or FP32 activity of a job that computes with that pipe"""
     dram_reached: Share = 0.96
     """E: of the DRAM ceiling, by a kernel that is limited by it"""
 

@@ -179,6 +179,11 @@ def _ns(seconds: float) -> int:
     return max(1, round(seconds * 1000)) * MS
 
 
+_STARTED_MINUTES, _STARTED_SHARE = 3, 0.002
+"""E: a job whose kernels run for that share of so many minutes in a row is at work, however few they are."""
+_STILL_MINUTES, _GROWTH = 3, 1.01
+"""E: a job that holds memory, of which no more than a hundredth is new, and loads nothing for so many minutes waits for
+something else than its start-up."""
 BEGINNING, RESTARTED, SAVING, STARVED, STEADY = "beginning", "restarted", "saving", "starved", "even"
 LAUNCHES = "launches"
 """Indicators that a single reading cannot show: the owner has not worked yet; its processes are others than those that
@@ -244,6 +249,8 @@ class GpuTimers:
     """All holders are servers, which may poll for requests: spinning does not indicate a hang."""
     unserved: bool = False
     """A serving engine reports requests and no token for them."""
+    serves: bool = False
+    """No holder is a batch job: once it has started, it waits for requests or for a person."""
     window: int = 0
     own_window: bool = False
     """The operator set how long a holder may idle."""
@@ -273,7 +280,16 @@ class GpuTimers:
     sm_sum: int = 0
     input_sum: int = 0
     used_sum: int = 0
+    arrived_sum: int = 0
+    work_sum: int = 0
     """Sums over the current minute, weighted by milliseconds."""
+    memory: float = 0.0
+    memory_before: float = 0.0
+    """Bytes in use, now and at the end of the last minute."""
+    working_minutes: int = 0
+    """Minutes in a row with kernels that work."""
+    still_minutes: int = 0
+    """Minutes in a row in which it held memory, ran no kernel and loaded nothing."""
 
     def begin_ownership(self, holders: tuple[Allocation, ...], criteria: Criteria, *, at: int, worked: bool) -> None:
         """Reset all credits for new holders. `worked`: their start was not observed; start-up counts as over."""
@@ -289,7 +305,8 @@ class GpuTimers:
         self.attempts = self.work_before = 0
         self.pcie_least = self.pcie_most = 0.0
         self.verdict = NO_SIGNS
-        self.startup_work = self.startup_seen = 0
+        self.startup_work = self.startup_seen = self.working_minutes = self.still_minutes = 0
+        self.memory = self.memory_before = 0.0
         self.pids = frozenset()
         self._set_flags(NO_SIGNS if worked else frozenset({BEGINNING}))
         self._begin_minute()
@@ -343,6 +360,7 @@ class GpuTimers:
         self.own_window = any(owner.zombie_seconds is not None for owner in owners)
         if owners:
             batch = any(owner.workload_class == "batch" for owner in owners)
+            self.serves = not batch
             self.startup_goal = criteria.startup_work if batch else criteria.startup_work // 10
         own = max((hang_window(criteria, owner) for owner in owners), default=_UNLIMITED)
         if own != self.own_hang:  # else `hang` stays what the job's other GPUs made it
@@ -352,6 +370,8 @@ class GpuTimers:
 
     def _set_flags(self, flags: frozenset[str]) -> None:
         self.flags, self.signs = flags, self.verdict | flags
+        if self.still_minutes >= _STILL_MINUTES:
+            self.signs -= {BEGINNING}
 
     def update_processes(self, processes: tuple[Process, ...], at: int, criteria: Criteria) -> None:
         """Notice that other processes have replaced those that worked: a restart inside the allocation."""
@@ -365,6 +385,7 @@ class GpuTimers:
         used, total = reading.memory_used_bytes, reading.memory_total_bytes
         if used is None or not total:
             return
+        self.memory = used
         loaded = used >= criteria.policy.loaded_memory_share * total
         self.unloaded = self.unloaded or (self.loaded and not loaded)
         if loaded and self.unloaded:
@@ -382,6 +403,7 @@ class GpuTimers:
         elif RESTARTED in self.flags:
             self._fail(at, criteria)
         self.startup_work, self.work_before = 0, self.work_done
+        self.working_minutes = self.still_minutes = self.work_sum = 0
 
     def _fail(self, at: int, criteria: Criteria) -> None:
         """Count an attempt that did not get to work; nobody at a keyboard waits for a page."""
@@ -410,7 +432,8 @@ class GpuTimers:
 
     def _begin_minute(self) -> None:
         self.seen = self.engine_sum = self.engine_squares = 0
-        self.sm_sum = self.input_sum = self.used_sum = 0
+        self.sm_sum = self.input_sum = self.used_sum = self.arrived_sum = self.work_sum = 0
+        self.memory_before = self.memory
 
     def unchanged_since(self, interval: "StateInterval") -> bool:
         """Whether flags and indicators are still those of `interval`."""
@@ -424,12 +447,15 @@ class GpuTimers:
         self.seen += ms
         self.engine_sum += ms * engine
         self.engine_squares += ms * engine * engine
+        self.work_sum += ms * ev.own_work
         if ev.spin == NO_SPIN:
             self.used_sum += ms * engine
         if ev.sm:
             self.sm_sum += ms * int(ev.sm * PPM)
-        if ev.pcie_rx and BEGINNING not in self.flags:  # before that, weights arrive
-            self.input_sum += ms * _input_rate(ev.pcie_rx, ev.pcie_tx or 0.0)
+        if ev.pcie_rx:
+            self.arrived_sum += ms * int(ev.pcie_rx)
+            if BEGINNING not in self.flags:  # before that, weights arrive
+                self.input_sum += ms * _input_rate(ev.pcie_rx, ev.pcie_tx or 0.0)
 
     def end_minute(self, criteria: Criteria) -> None:
         """Evaluate the finished minute, if at least half of it was observed, and begin the next."""
@@ -439,8 +465,21 @@ class GpuTimers:
         if self.used_sum > policy.minute_engine * PPM * self.seen:
             self.quiet = max(0, self.quiet - 2 * MINUTE)
             self.zombie = self.zombie and self.quiet > _zombie_end(self, criteria)
+        self._watch_startup(policy)
         self._set_flags(self.flags)
         self._begin_minute()
+
+    def _watch_startup(self, policy: Policy) -> None:
+        """Notice that a job whose kernels are few is at work, and that one that loads nothing is not starting up."""
+        works = self.work_sum > _STARTED_SHARE * PPM * self.seen
+        self.working_minutes = self.working_minutes + 1 if works else 0
+        if self.working_minutes >= _STARTED_MINUTES:
+            self.end_startup()
+        loads = self.memory > _GROWTH * self.memory_before or self.arrived_sum >= (
+            policy.input_bytes_per_second * self.seen
+        )
+        still = self.loaded and not (self.engine_sum or loads or self.serves)
+        self.still_minutes = self.still_minutes + 1 if still else 0
 
     def _minute_signs(self, policy: Policy) -> frozenset[str]:
         mean = self.engine_sum / self.seen
@@ -528,8 +567,6 @@ def split_at_changes(
     if not holders and not computes_unowned(ev):
         timers.leaked, timers.unowned = 0, False
     intervals: list[StateInterval] = []
-    # The levels of communication, which only jobs on several GPUs have, change with the minute.
-    several = any(allocation.gpus != 1 for allocation in holders)
     now = start
     while now < end:
         minute_end = (now // MINUTE + 1) * MINUTE
@@ -538,9 +575,11 @@ def split_at_changes(
         begun = now + _time_to(timers.startup_work, timers.startup_goal, ev.own_work)
         if begun == now and BEGINNING in timers.flags and ev.own_work:
             timers.end_startup()
+            timers.update_saving(ev, criteria.policy)  # as if the reading began here
+        levels_change = bool(holders) and now % MINUTE == 0  # and the pipe
         edges = (edge for edge in (timers.excused_until, timers.cpu_until, begun) if edge > now)
         stop = min(end, minute_end, change, *edges)
-        if intervals and timers.unchanged_since(intervals[-1]) and not (several and now % MINUTE == 0):
+        if intervals and timers.unchanged_since(intervals[-1]) and not levels_change:
             intervals[-1].end = stop
         elif stop > now:
             intervals.append(

@@ -1,6 +1,7 @@
 """Names of losses and states that were once wrong, each with the input that showed it, calculated by hand."""
 
 from math import inf
+from operator import sub
 from typing import Any
 
 import pytest
@@ -615,3 +616,46 @@ def test_the_monotonic_clock_may_be_negative() -> None:
     assert found[0] == found[1]
     assert levels.dense
     assert found[0][0] == (State.ZOMBIE, "idle_context")
+
+
+# The start-up of jobs whose kernels are few, or whose first work is not on the GPU.
+
+LOADED: Signals = RESTING | {"memory_used_bytes": 40e9, "memory_total_bytes": 80e9}
+RARE: Signals = LOADED | {"gr_engine_active": 0.003, "sm_active": 0.002, "dram_active": 0.02, "power_watts": 150.0}
+"""Kernels for 0.3 % of the time."""
+
+
+def waited(*phases: tuple[int, Signals], owner: Owner = JOB) -> list[str]:
+    """The leak that took most of each minute of a job that began with the first one."""
+    ledger, found, at = Ledger(), list[str](), 0
+    advance(ledger, first((device(),), (held(owner=owner),)))
+    for minutes, signals in phases:
+        for _ in range(minutes):
+            before = list(ledger.gpus["GPU-0"].book.parts)
+            advance(ledger, seen(at + 60, reading(at, at + 60, signals)))
+            gained = map(sub, ledger.gpus["GPU-0"].book.parts, before)
+            found.append(max(zip(gained, LEAK_NAMES, strict=True))[1])
+            at += 60
+    return found
+
+
+def test_kernels_in_three_minutes_in_a_row_end_the_start_up_however_few_they_are() -> None:
+    assert waited((5, RARE)) == ["startup"] * 3 + ["unattributed_stall"] * 2
+    assert waited((2, RARE), (1, LOADED), (2, RARE), (1, LOADED)) == ["startup"] * 6
+
+
+def test_a_job_that_holds_memory_and_loads_nothing_for_three_minutes_is_not_starting_up() -> None:
+    """It waits for something else; when it goes on loading, that is its start-up again."""
+    found = waited((2, RESTING), (6, LOADED), (1, LOADED | {"memory_used_bytes": 50e9}), (1, LOADED))
+    assert found == ["startup"] * 6 + ["unattributed_stall"] * 3 + ["startup"]
+
+
+@pytest.mark.parametrize("change", [
+    {"pcie_rx_bytes_per_second": 20e6}, {"memory_used_bytes": 1e9}, {"gr_engine_active": 0.001},
+])  # fmt: skip
+def test_what_shows_that_it_is_still_starting_up(change: Signals) -> None:
+    assert waited((9, LOADED | change)) == ["startup"] * 9
+
+
+def test_a_server_that_has_loaded_its_weights_is_starting_up_until_it_serves() -> None:
+    assert set(waited((9, LOADED), owner=replace(JOB, workload_class="serving"))) == {"startup"}

@@ -12,7 +12,7 @@ from exporter.core.pipes import PIPES
 from exporter.core.snapshot import DaemonMetadata, JobView, layers, take_snapshot
 from tests.core.test_checkpoint import again
 from tests.core.test_communication import lost, opened
-from tests.worlds import WORKING, S, held, reading, seen
+from tests.worlds import SPINNING, WORKING, S, held, reading, seen
 
 COMPUTES: dict[str, Any] = WORKING | {
     "gr_engine_active": 0.9, "sm_active": 0.8, "tensor_active": 0.0, "dram_active": 0.2, "fp64_active": 0.0,
@@ -41,8 +41,10 @@ def job(ledger: Ledger) -> JobView:
         (FP64, "fp64"),
         (FP32, "fp32"),
         (COMPUTES, "none"),
-        (FP64 | {"tensor_active": 0.0045}, "tensor"),
-        (FP64 | {"tensor_active": 0.0044}, "fp64"),
+        (FP32 | {"tensor_active": 0.0045}, "tensor"),
+        (FP32 | {"tensor_active": 0.0044}, "fp32"),
+        (FP64 | {"tensor_active": 0.49}, "fp64"),
+        (FP64 | {"tensor_active": 0.51}, "tensor"),
         (COMPUTES | {"fp32_active": 0.0449}, "none"),
         (COMPUTES | {"fp32_active": 0.045}, "fp32"),
         (COMPUTES | {"fp32_active": 0.1, "fp64_active": 0.2}, "fp64"),
@@ -65,12 +67,15 @@ def test_a_minute_of_kernels_must_be_seen_and_counts_from_the_next_minute_on() -
 
 
 def test_the_time_of_the_pipe_is_useful_and_the_rest_is_lost() -> None:
-    """Of 90 % with a kernel on 80 % of the SMs: half is FP64, .1 has no warp, and DRAM limits nothing."""
-    found = lost(after_two_minutes(FP64), 120, 180, FP64)
-    assert found == pytest.approx({
-        "useful": 0.5, "low_parallelism": 0.1, "memory_bound": found["memory_bound"],
-        "other_compute": 0.3 - found["memory_bound"], "host_overhead": 0.1,
-    }, abs=2e-6)  # fmt: skip
+    """Of 90 % with a kernel on 80 % of the SMs: half is FP64, .1 has no warp, and the DRAM activity feeds the pipe."""
+    parts = {"useful": 0.5, "low_parallelism": 0.1, "other_compute": 0.3, "host_overhead": 0.1}
+    assert lost(after_two_minutes(FP64), 120, 180, FP64) == pytest.approx(parts, abs=2e-6)
+
+
+def test_dram_activity_beyond_what_feeds_the_pipe_limits_kernels() -> None:
+    """Of 50 %, .6 x .5 feed it; the ceiling is .96 x .92, and of 90 % with a kernel 80 % have a warp."""
+    found = lost(after_two_minutes(FP64 | {"dram_active": 0.5}), 120, 180, FP64 | {"dram_active": 0.5})
+    assert found["memory_bound"] == pytest.approx(0.2 / (0.96 * 0.92) * 0.8 / 0.9, abs=2e-6)
 
 
 def test_at_a_low_clock_a_part_of_it_is_throttled() -> None:
@@ -97,9 +102,9 @@ def test_video_engines_at_work_are_no_lost_compute() -> None:
 
 
 def test_a_job_that_begins_to_use_the_tensor_cores_is_measured_by_them() -> None:
-    ledger = after_two_minutes(FP64)
+    ledger = after_two_minutes(FP32)
     lost(ledger, 120, 180, WORKING | {"fp64_active": 0.0, "fp16_active": 0.0})
-    assert lost(ledger, 180, 240, FP64).keys() == {
+    assert lost(ledger, 180, 240, FP32).keys() == {
         "low_parallelism",
         "memory_bound",
         "other_compute",
@@ -140,3 +145,9 @@ def test_it_survives_a_restart() -> None:
     lost(ledger, 120, 180, FP64)
     assert job(again(ledger)).useful_pipe == "fp64"
     assert lost(again(ledger), 180, 240, FP64)["useful"] == pytest.approx(0.5)
+
+
+def test_a_kernel_that_polls_is_not_unresolved() -> None:
+    """It computes with no pipe either, but what it is, is known."""
+    ledger = after_two_minutes(COMPUTES)
+    assert "unresolved" not in lost(ledger, 120, 180, SPINNING)

@@ -97,6 +97,7 @@ ONLY_WHERE_IT_OCCURRED = {
         "job_samples_total",
         "job_spin_since_timestamp_seconds", "job_target_reached_timestamp_seconds",
         "job_tensor_parallel_lost_bytes_per_second", "job_time_limit_seconds", "job_unneeded_seconds_total",
+        "job_useful_pipe",
         "job_zombie_limit_seconds", "last_xid", "price_per_kwh", "scheduler_unanswered_seconds", "shared_seconds_total",
         "c2c_bytes_per_second", "job_collective_bus_bytes_per_second", "job_collective_bytes_total",
         "job_collective_seconds_total", "job_collectives_total", "job_communication_ratio", "job_cpu_cores",

@@ -5,7 +5,7 @@ Every second of every GPU has exactly one cause, or is split among several by fr
 
 USEFUL = "useful"
 """Tensor pipe active, in equivalents of the reference clock: active share x min(1, clock / reference clock). Of a job
-that never uses the tensor cores: the FP64 or FP32 pipe."""
+that hardly uses the tensor cores: the FP64 or FP32 pipe."""
 IDLE_ALLOCATION = "idle_allocation"
 """Allocated, and nothing to do: a zombie, or a server without requests."""
 HUNG = "hung"

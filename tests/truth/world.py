@@ -29,11 +29,13 @@ class Gpu:
 
     @cached_property
     def pipe(self) -> str:
-        """What its work computes with: the tensor cores, or FP64 or FP32 where it never uses those."""
-        loads = [load for part in self.track.patterns for load in part.loads]
-        most = {pipe: max((getattr(load, pipe) for load in loads), default=0.0) for pipe in ("fp64", "fp32")}
-        found = max(most, key=lambda pipe: most[pipe])
-        return "tensor" if any(load.tensor for load in loads) or not most[found] else found
+        """What its work computes with: the tensor cores, FP32 where these hardly work, or FP64 where that is most."""
+        pipes = ("tensor", "fp64", "fp32")
+        integrals = Integrals(self.track, lambda load: [getattr(load, pipe) for pipe in pipes])
+        tensor, fp64, fp32 = (row[-1] for row in integrals.until((0.0, self.track.end)))
+        if fp64 > max(tensor, fp32):
+            return "fp64"
+        return "fp32" if fp32 > 100 * tensor else "tensor"
 
     def rates(self, load: Load) -> list[float]:
         """Seconds per second by cause, in the order of CAUSES."""
@@ -47,8 +49,9 @@ class Gpu:
         lost = sum(share for _, share in load.losses)
         for cause, share in load.losses:
             row[cause] += share - gained * share / lost if lost else 0.0
-        if load.counts and active > load.tensor:
-            _take(row, active - load.tensor)
+        if load.counts and self.pipe != "tensor":
+            row[OTHER_COMPUTE] += load.tensor
+            _take(row, active)
         return list(row.values())
 
 
@@ -56,7 +59,7 @@ def _take(row: dict[str, float], amount: float) -> None:
     """What another pipe computes is a part of what kernels without tensor work do."""
     slack = {cause: row[cause] for cause in (MEMORY_BOUND, OTHER_COMPUTE)}
     for cause, share in slack.items():
-        row[cause] -= amount * share / sum(slack.values())
+        row[cause] -= amount * share / sum(slack.values()) if amount else 0.0
 
 
 @dataclass(frozen=True)
