@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 
 import yaml
+from msgspec.structs import replace
 
 from dashboards.parts import Link, Variable
 
@@ -140,13 +141,15 @@ CLUSTER = Variable(
     name="cluster", label="Cluster", query="label_values(cluster:gpu_efficiency_owned:gpus, cluster)", many=True,
     every=".*", says="A label that scrapes or a federation add; a fleet without it is one cluster.",
 )  # fmt: skip
+ITS_CLUSTER = replace(CLUSTER, query="label_values(gpu_efficiency_node_info, cluster)")
+"""The same on boards that need no recording rules."""
 NODE = Variable(
-    name="node", label="Node", query='label_values(node:gpu_efficiency_info{cluster=~"$cluster"}, node)',
+    name="node", label="Node", query='label_values(gpu_efficiency_node_info{cluster=~"$cluster"}, node)',
     says="As its scheduler calls it.",
 )  # fmt: skip
 INSTANCE = Variable(
     name="instance", label="Instance", hidden=True, many=True, each=True,
-    query='label_values(node:gpu_efficiency_info{cluster=~"$cluster", node=~"$node"}, instance)',
+    query='label_values(gpu_efficiency_node_info{cluster=~"$cluster", node=~"$node"}, instance)',
 )  # fmt: skip
 GPU = Variable(
     name="gpu", label="GPU", query='label_values(gpu_efficiency_gpu_info{instance=~"$instance"}, gpu)', many=True,

@@ -10,7 +10,7 @@ from dashboards.boards.fleet import band
 from dashboards.parts import Bars, Board, Column, Figure, Lines, Note, Panel, Query, Row, Table, Timeline
 from dashboards.series import (
     CLICKED,
-    CLUSTER,
+    ITS_CLUSTER,
     ITS_NODES,
     JOB,
     JOB_INSTANCES,
@@ -982,7 +982,7 @@ BOARD = Board(
     title="Job",
     says="For the owner of one job and whoever helps: who it is, what it costs and loses, whether it is alive, what to"
     " do first, and how long yet.",
-    variables=(CLUSTER, JOB, JOB_INSTANCES),
+    variables=(ITS_CLUSTER, JOB, JOB_INSTANCES),
     rows=(_FIND, _RECEIPT, _LEAKS, _ALIVE, _CURVES, _VARIANCE, _TRAINS, _SERVES),
     since="now-6h",
 )

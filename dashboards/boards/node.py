@@ -6,19 +6,14 @@ from dashboards import words
 from dashboards.boards.fleet import band
 from dashboards.parts import Bars, Board, Column, Figure, Kind, Lines, Panel, Query, Row, Table, Timeline
 from dashboards.series import (
-    CLUSTER,
     GPU,
     INSTANCE,
+    ITS_CLUSTER,
     NODE,
     THIS_NODE,
     TO_JOB,
     at,
-    hours,
-    part,
-    product,
-    ratio,
     to,
-    total,
 )
 from exporter.core.metrics import UNOBSERVED_REASONS
 
@@ -31,7 +26,7 @@ _LOST = 'layer=~"gau|ectr|emfu"'
 _OBSERVED, _OCCUPIED = 'layer!="unobserved"', 'layer!~"unobserved|gau"'
 _COMPUTING, _RESOLVED, _USEFUL = 'layer!~"unobserved|gau|ectr"', 'layer=~"emfu|useful"', 'layer="useful"'
 _SECONDS, _PAID = "gpu_efficiency_seconds_total", "gpu_efficiency_paid_seconds_total"
-_COST = "node_leak:gpu_efficiency_cost:per_hour"
+_NODE_SECONDS, _NODE_KERNELS = "gpu_efficiency_node_seconds_total", "gpu_efficiency_node_kernel_seconds_total"
 _RECENT = "[5m]"
 """Of rates over time: as the recorded ones, so that any scrape interval up to two minutes has a rate."""
 
@@ -57,15 +52,55 @@ def _share(above: str, below: str) -> str:
     return f"{_grown(_SECONDS, above, by=by)} / ({_grown(_SECONDS, below, by=by)} > 0)"
 
 
-_SEEN = f"on () {total(part('node', 'observed'), THIS_NODE)} > 0"
+def _node(*where: str, by: str = "", time: str = "increase $__range", name: str = _NODE_SECONDS) -> str:
+    """GPU-seconds of the whole node: what its counters have grown by, or a `rate` of them."""
+    function, length = time.split()
+    return f"sum by ({by}) ({function}({at(name, THIS_NODE, *where)}[{length}]))"
+
+
+_SEEN = f"on () {_node(_OBSERVED)} > 0"
 """Where nothing was seen, nothing is 0: it is not known."""
+_RATIOS = {
+    "gau": (_OCCUPIED, _OBSERVED),
+    "ectr": (_COMPUTING, _OCCUPIED),
+    "emfu": (_USEFUL, _RESOLVED),
+    "coverage": (_OBSERVED, ""),
+    "floor": (_USEFUL, _OBSERVED),
+}
+
+
+def _ratio(which: str, time: str = "increase $__range") -> str:
+    above, below = (tuple(filter(None, [where])) for where in _RATIOS[which])
+    return f"{_node(*above, time=time)} / ({_node(*below, time=time)} > 0)"
+
+
+def _product(time: str = "increase $__range") -> str:
+    """GAU x ECTR x eMFU; 0 where nothing computed."""
+    return f"{' * '.join(_ratio(which, time) for which in ('gau', 'ectr', 'emfu'))} or {_ratio('floor', time)}"
+
+
+def _kernels(time: str = "increase $__range") -> str:
+    return f"{_node(time=time, name=_NODE_KERNELS)} / ({_node(time=time)} > 0)"
+
+
+def _money(*where: str, by: str = "currency", time: str = "increase $__range") -> str:
+    """Hours times price; of a price that has changed its currency the dearer, and of the time shown the last."""
+    of_price = "cluster, instance, model, held"
+    price = (
+        f"topk by ({of_price}) (1, max by ({of_price}, currency)"
+        f" (last_over_time({at('gpu_efficiency_price_per_gpu_hour', THIS_NODE)}[{time.split()[1]}])))"
+    )
+    return (
+        f"sum by ({by}) ({_node(*where, by=f'{of_price}, leak', time=time)}"
+        f" * on ({of_price}) group_left (currency) {price})"
+    )
 
 
 def _layer(which: str, title: str, *, shows: str, do: str) -> Panel:
     low = round(100 * words.BANDS[which][0])
     return Panel(
         title=title, kind=Figure(steps=band(which)), shows=shows, bad=f"below {low} %", do=do,
-        queries=(Query(ratio("node", which, THIS_NODE)),), unit="percentunit", decimals=1, width=4, height=4,
+        queries=(Query(_ratio(which)),), unit="percentunit", decimals=1, width=4, height=4,
         empty="none",
     )  # fmt: skip
 
@@ -79,7 +114,7 @@ _ANSWER = Row(
             shows="GAU x ECTR x eMFU of this node over the time shown: the share of GPU time that advanced a model.",
             bad="below 14 %",
             do="look which factor is lowest, then at the longest bar of Where 100 GPU-hours went",
-            queries=(Query(product("node", THIS_NODE)),),
+            queries=(Query(_product()),),
             unit="percentunit",
             decimals=1,
             width=4,
@@ -111,7 +146,7 @@ _ANSWER = Row(
             " counts in full.",
             bad="nothing by itself: the gap to the first figure is what it hides",
             do="do not judge the node by it",
-            queries=(Query(f"{ratio('node', 'kernel_utilization', THIS_NODE)} and {_SEEN}"),),
+            queries=(Query(f"{_kernels()} and {_SEEN}"),),
             unit="percentunit",
             decimals=1,
             width=4,
@@ -124,7 +159,7 @@ _ANSWER = Row(
             shows="Share of the node's paid GPU time that was seen, over the time shown.",
             bad="below 95 %: the other figures speak of a part of the time",
             do="see Not seen, by reason at the bottom",
-            queries=(Query(ratio("node", "coverage", THIS_NODE)),),
+            queries=(Query(_ratio("coverage")),),
             unit="percentunit",
             decimals=1,
             width=4,
@@ -149,7 +184,7 @@ _ANSWER = Row(
             shows="What the node's GPUs cost an hour now. Without a price table it is GPU-hours.",
             bad="nothing by itself",
             do="configure prices where it says GPU-hours",
-            queries=(Query(f"sum by (currency) ({at(_COST, THIS_NODE)})", legend="{{currency}}"),),
+            queries=(Query(_money(time="rate 5m"), legend="{{currency}}"),),
             decimals=2,
             width=4,
             height=4,
@@ -163,8 +198,7 @@ _ANSWER = Row(
             do="begin with the dearest row of What it lost",
             queries=(
                 Query(
-                    f"(sum by (currency) ({at(_COST, THIS_NODE, _LOST)})"
-                    f" or 0 * sum by (currency) ({at(_COST, THIS_NODE)})) and {_SEEN}",
+                    f"{_money(_LOST, time='rate 5m')} and {_SEEN}",
                     legend="{{currency}}",
                 ),
             ),
@@ -340,12 +374,8 @@ _WATERFALL = Row(
             bad="unavailable or throttled among the first: that is this machine, not its jobs",
             do="what the last column says",
             queries=(
-                Query(
-                    "label_replace("
-                    f"{hours('node_leak:gpu_efficiency_seconds:rate5m', THIS_NODE, _LOST, by='leak')},"
-                    ' "fix", "$1", "leak", "(.*)")'
-                ),
-                Query(hours(_COST, THIS_NODE, _LOST, by="leak, currency")),
+                Query(f'label_replace({_node(_LOST, by="leak")} / 3600 > 0, "fix", "$1", "leak", "(.*)")'),
+                Query(f"{_money(_LOST, by='leak, currency')} / 3600 > 0"),
             ),
             unit="none",
             width=15,
@@ -375,12 +405,8 @@ _WATERFALL = Row(
             bad="a wide gap: the GPUs look busy and get little done",
             do="see which leak fills the gap",
             queries=(
-                Query(at("node:gpu_efficiency_product:ratio_rate5m", THIS_NODE), legend="useful"),
-                Query(
-                    f"{at('node:gpu_efficiency_kernel_utilization:ratio_rate5m', THIS_NODE)}"
-                    f" and on (cluster, instance) {at(part('node', 'observed'), THIS_NODE)} > 0",
-                    legend="nvidia-smi",
-                ),
+                Query(_product("rate 5m"), legend="useful"),
+                Query(f"{_kernels('rate 5m')} and on () {_node(_OBSERVED, time='rate 5m')} > 0", legend="nvidia-smi"),
             ),
             unit="percentunit",
             width=9,
@@ -571,6 +597,6 @@ BOARD = Board(
     title="Node and GPU",
     says="For who cares for machines: what a node got of what was paid, what each of its GPUs does now, where their"
     " time went, and what is wrong with the hardware.",
-    variables=(CLUSTER, NODE, INSTANCE, GPU),
+    variables=(ITS_CLUSTER, NODE, INSTANCE, GPU),
     rows=(_ANSWER, _NOW, _WATERFALL, _SIGNALS, _ERRORS),
 )
