@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 
 from dashboards.drawing import draw
+from dashboards.marks import with_marks
+from dashboards.notice import with_notice
 from dashboards.parts import Board
 
 FOLDER = Path(__file__).parent
@@ -16,7 +18,7 @@ FOLDER = Path(__file__).parent
 def boards() -> list[Board]:
     """Every board of the folder `boards`."""
     names = sorted(path.stem for path in (FOLDER / "boards").glob("[a-z]*.py"))
-    return [importlib.import_module(f"dashboards.boards.{name}").BOARD for name in names]
+    return [with_marks(with_notice(importlib.import_module(f"dashboards.boards.{name}").BOARD)) for name in names]
 
 
 def main(words: list[str]) -> int:

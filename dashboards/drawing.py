@@ -28,6 +28,7 @@ from dashboards.parts import (
     Figure,
     Lines,
     Link,
+    Mark,
     Matrix,
     Note,
     Panel,
@@ -63,7 +64,9 @@ def draw(board: Board) -> str:
         .build()
     )
     built.panels = list(_rows(board.rows))
-    return _written(json.loads(JSONEncoder().encode(built)))
+    made = json.loads(JSONEncoder().encode(built))
+    made["annotations"] = {"list": [_OWN_MARKS, *map(_mark, board.marks)]}
+    return _written(made)
 
 
 def _written(board: dict[str, Any]) -> str:
@@ -89,6 +92,22 @@ def _others() -> dashboard.DashboardLink:
         .keep_time(True)
         .include_vars(True)
     )
+
+
+_OWN_MARKS = {
+    "builtIn": 1, "datasource": {"type": "grafana", "uid": "-- Grafana --"}, "enable": True, "hide": True,
+    "iconColor": words.EXPECTED, "name": "Annotations & Alerts", "type": "dashboard",
+}  # fmt: skip
+"""What people write on a board in Grafana itself."""
+
+
+def _mark(mark: Mark) -> dict[str, Any]:
+    """An annotation; the fields of Prometheus' data source are not among those of the SDK."""
+    return {
+        "name": mark.name, "enable": mark.shown, "iconColor": mark.colour, "expr": mark.expr, "step": "60s",
+        "datasource": {"type": _SOURCE.type_val, "uid": _SOURCE.uid}, "titleFormat": mark.title,
+        "textFormat": mark.text, "useValueForTime": mark.at_value,
+    }  # fmt: skip
 
 
 # -- variables --

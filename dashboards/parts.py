@@ -174,6 +174,21 @@ class Variable(Struct, frozen=True, kw_only=True):
     says: str = ""
 
 
+class Mark(Struct, frozen=True, kw_only=True):
+    """What is marked on all curves of a board, and can be switched off at its top."""
+
+    name: str
+    expr: str
+    colour: str
+    title: str
+    """With {{labels}}, and so `text`."""
+    text: str = ""
+    at_value: bool = False
+    """The value is the moment, in milliseconds; else it is marked while the query has a sample."""
+    shown: bool = True
+    """Switched on at the start."""
+
+
 class Board(Struct, frozen=True, kw_only=True):
     """One dashboard. Its uid is `gpu-efficiency-` and its name; so is its file."""
 
@@ -183,6 +198,7 @@ class Board(Struct, frozen=True, kw_only=True):
     """For whom it is and what it answers."""
     rows: tuple[Row, ...]
     variables: tuple[Variable, ...] = ()
+    marks: tuple[Mark, ...] = ()
     since: str = "now-24h"
     refresh: str = "1m"
 

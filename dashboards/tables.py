@@ -11,6 +11,7 @@ from grafana_foundation_sdk.builders import dashboard, table
 from grafana_foundation_sdk.models import common
 from grafana_foundation_sdk.models import dashboard as model
 
+from dashboards import words
 from dashboards.kinds import Built, Property, fixed_to
 from dashboards.parts import Column, Matrix, Table
 
@@ -72,7 +73,7 @@ def _cells(column: Column) -> Iterator[Property]:
 def _cell_colours(column: Column) -> Iterator[Property]:
     mappings = {value: {"text": said} for value, said in column.texts.items()}
     for value, colour in column.words.items():
-        mappings.setdefault(value, {})["color"] = colour
+        mappings.setdefault(value, {})["color"] = words.under_text(colour)
     if mappings:
         yield Property("mappings", [{"type": "value", "options": mappings}])
     if column.steps:

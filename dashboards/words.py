@@ -66,6 +66,47 @@ BANDS: Mapping[str, tuple[float, float]] = MappingProxyType({
 })  # fmt: skip
 """Where most fleets lie, after the documents this project started from; the product's are those of its three."""
 
+_LIGHT_TEXT, _DARK_TEXT = "#F7F8FA", "#202226"
+"""What Grafana writes with on a coloured cell: light where the brightness of the colour is below half."""
+_BRIGHT = 128
+_READABLE = 4.5
+"""Contrast that WCAG 2.2 asks of text (level AA)."""
+
+
+def contrast(one: str, other: str) -> float:
+    """Contrast of two colours, 1 to 21 (WCAG 2.2)."""
+    dark, light = sorted((_luminance(one), _luminance(other)))
+    return (light + 0.05) / (dark + 0.05)
+
+
+def _parts(colour: str) -> tuple[int, int, int]:
+    red, green, blue = (int(colour[at : at + 2], 16) for at in (1, 3, 5))
+    return red, green, blue
+
+
+def _luminance(colour: str) -> float:
+    shares = (part / 255 for part in _parts(colour))
+    red, green, blue = (share / 12.92 if share <= 0.04045 else ((share + 0.055) / 1.055) ** 2.4 for share in shares)  # noqa: PLR2004 - the formula of sRGB
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def text_on(colour: str) -> str:
+    """The colour of the text that Grafana writes on it."""
+    red, green, blue = _parts(colour)
+    return _LIGHT_TEXT if 0.299 * red + 0.587 * green + 0.114 * blue < _BRIGHT else _DARK_TEXT
+
+
+def under_text(colour: str) -> str:
+    """The shade of it on which text can be read: as it is, or a little darker or lighter."""
+    text, found, parts = text_on(colour), colour, _parts(colour)
+    for percent in range(99, 0, -1):
+        if contrast(found, text) >= _READABLE:
+            break
+        away = 0 if text == _LIGHT_TEXT else 255
+        found = "#" + "".join(f"{round(away + (part - away) * percent / 100):02X}" for part in parts)
+    return found
+
+
 _ENDINGS = (
     ("timestamp_seconds", "dateTimeAsIso"),
     (":flops_per_byte", "none"),

@@ -226,6 +226,7 @@ def _run_data(data: PrometheusRunData, books: JobBooks) -> RunData:
         excess_gpu_hours=(metrics.total("unneeded_seconds") or 0.0) / 3600,
         stalls={cause: spent / 3600 for cause, spent in metrics.by_label("cause", "stall_seconds").items() if spent},
         unseen=tuple(_unseen_notes(data)),
+        simulated=data.simulated(),
     )
 
 

@@ -175,6 +175,12 @@ class PrometheusRunData:
         samples = self.job_query.instant_query(query, self.run.end)
         return max((sample.value for sample in samples if sample.instance in self.node_names), default=None)
 
+    def simulated(self) -> bool:
+        """Whether any of its nodes is simulated."""
+        query = f"last_over_time({self.job_query.metric_selector('simulated')}[5m]) == 1"
+        samples = self.job_query.instant_query(query, self.run.end)
+        return any(sample.instance in self.node_names for sample in samples)
+
     def gpu_models(self) -> tuple[str, ...]:
         """Return the models of the job's GPUs."""
         gpus_held = f"last_over_time({self.job_query.selector('gpu_efficiency_allocation_info')}[5m])"

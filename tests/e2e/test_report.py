@@ -237,6 +237,10 @@ def test_carbon_where_a_node_tells_it(ask: Ask) -> None:
     assert ask("42")["co2_kg"] is None
 
 
+def test_a_job_of_a_simulated_node_is_called_so(ask: Ask) -> None:
+    assert [ask(job)["simulated"] for job in ("41", "42")] == [True, False]
+
+
 def test_ranks_and_activity(ask: Ask) -> None:
     found = ask("41")
     assert [(rank["rank"], rank["node"]) for rank in found["ranks"]] == [

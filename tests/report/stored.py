@@ -199,6 +199,7 @@ def _tell_node(found: Series, cluster: str, node: str, minute: int) -> None:
     put(found, "gpu_efficiency_build_info", page | {"version": "1"}, 1, minute)
     if node in {"n1", "n3"}:
         put(found, "gpu_efficiency_grams_co2_per_kwh", page, 400 if node == "n1" else 900, minute)
+    put(found, "gpu_efficiency_simulated", page, int(node == "n1"), minute)
 
 
 def _tell_short(found: Series, minute: int) -> None:

@@ -1,0 +1,61 @@
+"""What happened, as marks on the curves: alerts, jobs that begin and end, exporters that restart, Xid errors.
+
+Owns which board marks what. A board of the whole fleet has alerts alone: thousands of jobs would cover its curves.
+"""
+
+from msgspec.structs import replace
+
+from dashboards import words
+from dashboards.parts import Board, Mark
+from dashboards.series import ITS_NODES, THIS_JOB, THIS_NODE, at
+
+_OURS, _FIRING = 'pack="gpu-efficiency"', 'alertstate="firing"'
+_PAGES = Mark(
+    name="Pages", colour=words.BAD, title="{{alertname}}", text="job {{job_id}} {{node}} {{instance}} {{user}}",
+    expr=at("ALERTS", _OURS, _FIRING, 'severity="page"'),
+)  # fmt: skip
+_TICKETS = Mark(
+    name="Tickets", colour=words.WATCH, title="{{alertname}}", text="job {{job_id}} {{node}} {{instance}} {{user}}",
+    expr=at("ALERTS", _OURS, _FIRING, 'severity!="page"'), shown=False,
+)  # fmt: skip
+
+
+def _alerts(where: str) -> Mark:
+    return replace(_PAGES, name="Alerts", expr=at("ALERTS", _OURS, _FIRING, where))
+
+
+def _events(nodes: str, of_jobs: str) -> tuple[Mark, ...]:
+    """Of the chosen nodes, and of their jobs or the one that is chosen."""
+    job = at("gpu_efficiency_job_paid_seconds_total", nodes, *filter(None, [of_jobs]))
+    began = at("gpu_efficiency_job_start_timestamp_seconds", nodes, *filter(None, [of_jobs]))
+    return (
+        Mark(
+            name="Job starts", colour=words.GOOD, title="job {{job_id}} starts", at_value=True,
+            expr=f"1000 * min by (cluster, job_id) ({began})",
+        ),
+        Mark(
+            name="Job ends", colour=words.EXPECTED, title="job {{job_id}} ends",
+            expr=f"sum by (cluster, job_id) ({job} offset 2m) unless on (cluster, job_id) {job}",
+        ),
+        Mark(
+            name="Exporter restarts", colour=words.UNKNOWN, title="exporter restarts", text="{{instance}}",
+            at_value=True, expr=f"1000 * ({at('process_start_time_seconds', nodes)}"
+            f" and on (cluster, instance, job) {at('gpu_efficiency_build_info', nodes)})",
+        ),
+        Mark(
+            name="Xid", colour=words.STATES["unavailable"], title="Xid on GPU {{gpu}}", text="{{instance}}",
+            expr=f"changes({at('gpu_efficiency_xid_errors_total', nodes)}[2m]) > 0",
+        ),
+    )  # fmt: skip
+
+
+_OF_BOARD = {
+    "node": (_alerts(THIS_NODE), *_events(THIS_NODE, "")),
+    "job": (_alerts(THIS_JOB), *_events(ITS_NODES, THIS_JOB)),
+    "zombies": (_PAGES, _TICKETS, *_events(ITS_NODES, THIS_JOB)),
+}
+
+
+def with_marks(board: Board) -> Board:
+    """The board with what it marks."""
+    return replace(board, marks=_OF_BOARD.get(board.name, (_PAGES, _TICKETS)))

@@ -1,0 +1,39 @@
+"""What every board says first: whether its figures are of hardware, and whether what it reads is there.
+
+Owns the panel at the top of all boards. Refuses what boards say of GPUs.
+"""
+
+from msgspec.structs import replace
+
+from dashboards import words
+from dashboards.parts import Board, Figure, Panel, Query
+from dashboards.series import at
+
+_RAW, _RECORDED = at("gpu_efficiency_simulated"), at("cluster:gpu_efficiency_simulated:nodes")
+_MISSING = "recording rules are missing: load alerts/*.yaml into this Prometheus (docs/alerts.md)"
+_NOTICE = Panel(
+    title="What these figures are of",
+    kind=Figure(steps=((None, words.WATCH),), named=True),
+    shows="Whether any node that is scraped is simulated, whether exporters are heard, and whether the recording rules"
+    " that boards read are loaded. What this panel names explains empty panels below.",
+    bad="any line in orange",
+    do="take simulated nodes out of the scrape, or give them a cluster label of their own; load all files of alerts/",
+    queries=(
+        Query(f"sum({_RECORDED} or on (cluster) sum by (cluster) ({_RAW})) > 0", legend="SIMULATED nodes: no hardware"),
+        Query(f"count({_RAW}) unless on () sum({_RECORDED})", legend=_MISSING),
+    ),
+    unit="none",
+    decimals=0,
+    width=24,
+    height=2,
+    empty="hardware; recording rules are loaded, or no exporter is heard",
+)
+_NEEDS_NONE = frozenset({"node", "job"})
+"""Boards that work on what exporters export alone."""
+
+
+def with_notice(board: Board) -> Board:
+    """The board with the notice on top."""
+    queries = _NOTICE.queries[:1] if board.name in _NEEDS_NONE else _NOTICE.queries
+    first, *rest = board.rows
+    return replace(board, rows=(replace(first, panels=(replace(_NOTICE, queries=queries), *first.panels)), *rest))
