@@ -45,7 +45,7 @@ _IDLE_COST = "cluster:gpu_efficiency_cost_idle:per_hour"
 _LOOK = to("zombies", "Look for yourself, below", job_id=CLICKED)
 _TEAM = to("chargeback", "The team", team=CLICKED)
 _WORN = {
-    "hung": ((None, words.STATES["hung"]),), "suspected": ((None, words.WATCH),), "zombie": ((None, words.BAD),),
+    "hung": ((None, words.BAD),), "suspected": ((None, words.WATCH),), "zombie": ((None, words.BAD),),
 }  # fmt: skip
 _ITS_BOARD = to("job", "The job's board", job_id="${__data.fields.job_id}")
 

@@ -15,6 +15,7 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 from dashboards import words
 from dashboards.build import FOLDER, boards, main
 from dashboards.parts import Bars, Board, Column, Lines, Note, Panel, Table, Timeline
+from dashboards.series import first_series
 from exporter.core.leak_guide import LEAK_GUIDE
 from exporter.core.leaks import LAYERS, LEAK_NAMES, LEAKS
 from exporter.core.model import State
@@ -293,6 +294,22 @@ def test_every_board_marks_alerts_and_those_of_few_nodes_what_happened_on_them(b
 
 
 # -- colours --
+
+
+@ASKING
+def test_money_is_no_time(board: Board, panel: Panel) -> None:  # noqa: ARG001
+    if any("{{currency}}" in query.legend for query in panel.queries):
+        first = panel.queries[0].expr
+        assert (panel.unit or words.unit_of(first_series(first))) in {"short", "none"}
+
+
+def test_figures_in_colour_can_be_read_on_a_dark_board() -> None:
+    """Grafana's panel is #181B1F; large text needs a contrast of 3 to 1."""
+    for board, panel in PANELS:
+        kind = panel.kind
+        steps = [column.steps for column in kind.columns] if isinstance(kind, Table) else [getattr(kind, "steps", ())]
+        for colour in (colour for step in steps if isinstance(step, tuple) for _, colour in step):
+            assert words.contrast(colour, "#181B1F") >= 2.9, (board.name, panel.title, colour)
 
 
 def test_text_on_a_coloured_cell_can_be_read() -> None:
