@@ -24,7 +24,7 @@ from exporter.core.job_record import JobRecord, NodeEvent
 from exporter.core.leaks import LAYERS, LEAK_NAMES, LEAKS
 from exporter.core.pipes import PIPE_NOTES
 from exporter.formatting import HOUR, NO_BREAK_SPACE
-from exporter.web.api import AccountOut, AccountsOut, GpuOut, GpusOut, JobOut, JobsOut, WindowOut
+from exporter.web.api import AccountOut, AccountsOut, GpuOut, GpusOut, JobOut, JobsOut, OwnerOut, WindowOut
 from exporter.web.history_api import (
     UsageInterval,
     combine_records,
@@ -409,10 +409,52 @@ def render_node_page(data: PageData | None, *, problem: str = "") -> str:
         was="was " if problem else "",
         gpus=data.gpus.gpus,
         boards=_count_boards(data.gpus.gpus),
+        troubles=list(_troubles(data.gpus.gpus, data.jobs.jobs)),
         **_account_values(data),
         **_job_values(data.jobs.jobs),
         **_history_values(data.history),
     )
+
+
+class Trouble(Struct, frozen=True, kw_only=True):
+    """GPUs of one job that hang, or that it holds without work; for a banner."""
+
+    state: str
+    """hung or zombie."""
+    owner: OwnerOut
+    gpus: Sequence[str]
+    """Indices of those that spin, or rest."""
+    waited_for: Sequence[str]
+    """Indices of those in a hang that do not spin themselves."""
+    since: float
+    """Unix seconds: it began to spin, or worked last."""
+    culprit: str
+    """The rank that the job's collectives wait for; empty: not known."""
+
+
+_TROUBLES = ("hung", "zombie")
+_CULPRIT = "culprit"
+"""Reason of a hung GPU that does not spin itself."""
+
+
+def _troubles(gpus: Sequence[GpuOut], jobs: Iterable[JobOut]) -> Iterator[Trouble]:
+    """Hangs first, then zombies; of each the oldest first."""
+    culprits = {job.owner.job_id: job.hang_culprit.text for job in jobs if job.hang_culprit}
+    for state in _TROUBLES:
+        by_job: dict[str, list[GpuOut]] = {}
+        for gpu in (gpu for gpu in gpus if gpu.state == state and gpu.owners):
+            by_job.setdefault(gpu.owners[0].job_id, []).append(gpu)
+        found = (_trouble(state, of_job, culprits.get(job_id, "")) for job_id, of_job in by_job.items())
+        yield from sorted(found, key=lambda trouble: trouble.since)
+
+
+def _trouble(state: str, gpus: Sequence[GpuOut], culprit: str) -> Trouble:
+    waited_for = [gpu.index for gpu in gpus if gpu.reason == _CULPRIT]
+    return Trouble(
+        state=state, owner=gpus[0].owners[0], culprit=culprit, waited_for=waited_for,
+        gpus=[gpu.index for gpu in gpus if gpu.reason != _CULPRIT],
+        since=min((gpu.spin_since if state == "hung" else gpu.last_work) or gpu.since for gpu in gpus),
+    )  # fmt: skip
 
 
 def _count_boards(gpus: Iterable[GpuOut]) -> int:
