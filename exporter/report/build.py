@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from exporter.core.leaks import LAYER_OF, LEAK_NAMES, LEAKS, Leak
 from exporter.core.model import SECOND
-from exporter.core.pipes import PIPES, TENSOR
+from exporter.core.pipes import NONE, PIPES, TENSOR
 from exporter.core.policy import Policy
 from exporter.formatting import JOULES_PER_KWH, format_percent, format_time
 from exporter.report.model import (
@@ -524,10 +524,14 @@ def build_report(run: RunData) -> JobReport:
     books, training = run.books, training_summary(run)
     waterfall, by_leak = books.waterfall(), books.by_leak()
     kwh = None if run.joules is None else run.joules / JOULES_PER_KWH
+    layers, nodes, energy_useful = books.layer_ratios(), books.node_shares(), run.energy_useful
+    if run.useful_pipe == NONE:  # the minute before that was seen is no reason to claim 0 %
+        layers, energy_useful = replace(layers, emfu=None, product=None, floor=None), None
+        nodes = tuple(replace(node, product=None) for node in nodes)
     return JobReport(
         who=run.identity,
         when=run.period,
-        nodes=books.node_shares(),
+        nodes=nodes,
         models=run.models,
         gpus=books.max_gpus,
         gpu_hours=books.held / NANOSECONDS_PER_HOUR,
@@ -536,7 +540,7 @@ def build_report(run: RunData) -> JobReport:
         currency=books.currency,
         money=books.money({node: sum(parts.values()) for node, parts in books.parts.items()}),
         energy_kwh=kwh,
-        layers=books.layer_ratios(),
+        layers=layers,
         parts=waterfall,
         evidence=_evidence_shares(waterfall),
         ofu=run.ofu,
@@ -549,7 +553,7 @@ def build_report(run: RunData) -> JobReport:
         source=run.source,
         simulated=run.simulated,
         failures=failure_costs(run, waterfall),
-        energy_useful=run.energy_useful,
+        energy_useful=energy_useful,
         co2_kg=None if kwh is None or run.grams_co2_per_kwh is None else kwh * run.grams_co2_per_kwh / 1000,
         expected_nodes=run.expected_nodes,
         expected_gpus=int(run.training.world_size or 0),

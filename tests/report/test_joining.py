@@ -234,6 +234,13 @@ def test_the_pipe_of_its_useful_work_is_that_of_most_nodes() -> None:
     assert join(stated(useful_pipe="of a newer daemon")).useful_pipe is UNSET
 
 
+def test_a_job_to_which_emfu_does_not_apply_has_no_product() -> None:
+    found = join(stated(useful_pipe="none", energy={"other_compute": 1e6}))
+    assert (found.layers.emfu, found.layers.product, found.energy_useful) == (None, None, None)
+    assert found.layers.ectr is not None
+    assert [node.product for node in found.nodes] == [None]
+
+
 def test_how_it_went() -> None:
     samples = (sample(0, 0), sample(30, 3600, useful=0, joules=3.6e6), sample(60, 7200, useful=3600, joules=3.6e6))
     other = (sample(0, 0), sample(60, 7200, useful=7200))
