@@ -382,14 +382,14 @@ def _entities(rule: RecordingRule, fleet: FleetSize) -> float:
 
 
 def _jobs(rule: RecordingRule, fleet: FleetSize) -> float:
-    """Running jobs of the rule's scope, and ended ones that its window still covers."""
+    """Running jobs of the rule's scope, and ended ones that its window covered when it was last evaluated."""
     jobs_by_scope = {
         "reporting job": fleet.reporting, "rank": fleet.reporting, "serving job": fleet.serving,
         REPORTING_OR_SERVING: fleet.reporting + fleet.serving, "job in trouble": fleet.trouble,
         "communicating job": fleet.communicating, "communicating rank": fleet.communicating,
     }  # fmt: skip
     running = jobs_by_scope.get(rule.scope, fleet.jobs)
-    ended = fleet.churn / 86_400 * (rule.window + Policy().job_linger_seconds)
+    ended = fleet.churn / 86_400 * (rule.window + rule.interval + Policy().job_linger_seconds)
     return running + ended * running / max(1, fleet.jobs)
 
 
