@@ -305,8 +305,18 @@ SECOND_OPINION = Group(
         "random training jobs, usual report, 1 s: points of ECTR": "two fifths are the bubbles of two pipelines, "
         "which count as waiting (ECTR) until their schedule is reported (eMFU); the rest is communication, estimated "
         "from idle SMs; with timed communication it is 1.4",
-        "HPC, graphics, video and other work, counters, 1 s: points under a wrong name": "all waiting before the "
-        "first 10 s of work is called start-up: of folding, whose first stage runs on the CPU, and of simulators that "
-        "use the GPU for milliseconds. Without these two it is 4.0",
+        **{
+            f"random training jobs, {label}: exposed communication between its bounds, within a point": (
+                "the worst are jobs whose only kernels, for a part of the time, move data or poll, which counts as "
+                "measured: what little else they do is taken for communication"
+            )
+            for label in ("counters, 1 s, a minute at 100 ms", "counters, 30 s", "usual report, 1 s")
+        },
+        "random training jobs, stock fields, 30 s: exposed communication between its bounds, within a point": (
+            "without SM activity nothing is estimated, and there are no bounds: rows of no cause hold it"
+        ),
+        "random training jobs, communication timed, 1 s: exposed communication between its bounds, within a point": (
+            "what a plugin timed is bounded by idle SMs alone, and its bounds are as near as that"
+        ),
     },
 )
