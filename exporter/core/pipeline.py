@@ -488,7 +488,8 @@ def _split_among_owners(
     Waiting is divided equally, as all hold the GPU; the rest by the SM time of their processes, if known.
     """
     policy, whole = gpu.criteria.policy, ev.device.weight
-    pools = pools_of(ev, _pipe(ledger, interval))
+    pipe = _pipe(ledger, interval)
+    pools = pools_of(ev, pipe)
     if whole != PPM:
         pools = divide_proportionally(whole, pools)
     if not interval.holders:
@@ -497,7 +498,7 @@ def _split_among_owners(
     if len(interval.holders) == 1:
         allocation = interval.holders[0]
         span = _span(ledger, ev, interval, allocation, pools, state=state, policy=policy, share=whole)
-        span.pipe = _pipe(ledger, interval)
+        span.pipe = pipe
         if allocation.gpus == 1 and whole == PPM:
             span.surplus = _surplus(ledger.jobs.get(allocation.owner.job_id))
         return [(allocation, PPM, span, _leaks_of_owner(gpu, allocation, span, interval))]

@@ -49,8 +49,11 @@ class PipeUse(Struct, eq=False, array_like=True):
         if not ev.work or ev.spin != NO_SPIN:  # a kernel that polls computes with no pipe
             return
         self.kernels += (PPM - ev.wait + ev.video) * ms
-        for name, share in (("tensor", ev.tensor), ("fp64", fp64), ("fp32", fp32), ("fp16", fp16), ("dram", ev.dram)):
-            setattr(self, name, getattr(self, name) + round(share * PPM) * ms)
+        self.tensor += round(ev.tensor * PPM) * ms
+        self.fp64 += round(fp64 * PPM) * ms
+        self.fp32 += round(fp32 * PPM) * ms
+        self.fp16 += round(fp16 * PPM) * ms
+        self.dram += round(ev.dram * PPM) * ms
 
     def pipe(self) -> str:
         """The pipe that the job computes with; the tensor cores until another one is seen."""

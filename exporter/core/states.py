@@ -249,8 +249,8 @@ class GpuTimers:
     """All holders are servers, which may poll for requests: spinning does not indicate a hang."""
     unserved: bool = False
     """A serving engine reports requests and no token for them."""
-    serves: bool = False
-    """No holder is a batch job: once it has started, it waits for requests or for a person."""
+    batch: bool = False
+    """A holder is a batch job; others wait for requests or for a person, once they have started."""
     window: int = 0
     own_window: bool = False
     """The operator set how long a holder may idle."""
@@ -359,9 +359,8 @@ class GpuTimers:
         self.window = max((zombie_window(criteria, owner) for owner in owners), default=0)
         self.own_window = any(owner.zombie_seconds is not None for owner in owners)
         if owners:
-            batch = any(owner.workload_class == "batch" for owner in owners)
-            self.serves = not batch
-            self.startup_goal = criteria.startup_work if batch else criteria.startup_work // 10
+            self.batch = any(owner.workload_class == "batch" for owner in owners)
+            self.startup_goal = criteria.startup_work if self.batch else criteria.startup_work // 10
         own = max((hang_window(criteria, owner) for owner in owners), default=_UNLIMITED)
         if own != self.own_hang:  # else `hang` stays what the job's other GPUs made it
             self.own_hang = self.hang = own
@@ -478,7 +477,7 @@ class GpuTimers:
         loads = self.memory > _GROWTH * self.memory_before or self.arrived_sum >= (
             policy.input_bytes_per_second * self.seen
         )
-        still = self.loaded and not (self.engine_sum or loads or self.serves)
+        still = self.batch and self.loaded and not (self.engine_sum or loads)
         self.still_minutes = self.still_minutes + 1 if still else 0
 
     def _minute_signs(self, policy: Policy) -> frozenset[str]:

@@ -22,7 +22,8 @@ _BY_INDICATORS = frozenset(i for i, leak in enumerate(LEAKS) if leak.evidence.en
 _ALTERNATIVES = {i: leak.evidence.split(" or ") for i, leak in enumerate(LEAKS) if " or " in leak.evidence}
 MARGIN = 0.3
 """E: with assumed levels the true time may lie that share beyond either bound of the estimate."""
-ESTIMATED_LEAKS = tuple(LEAK_NAMES[i] for i in sorted(_BY_INDICATORS | _AFTER_COMMUNICATION | {_COMMUNICATION}))
+_ESTIMATED = sorted(_BY_INDICATORS | _AFTER_COMMUNICATION | {_COMMUNICATION})
+ESTIMATED_LEAKS = tuple(LEAK_NAMES[i] for i in _ESTIMATED)
 """Leaks that have bounds wherever they rest on an estimate."""
 
 
@@ -63,13 +64,11 @@ class Uncertainty(Struct, eq=False):
     def add(self, span: Span, taken: LeakShares, ms: int) -> None:
         """Add `ms` milliseconds of a span that was split into `taken`."""
         for index, ppm in taken:
-            if index in _ALTERNATIVES:
-                kind = evidence_of(span, index)
-                if kind != _ALTERNATIVES[index][1]:
-                    column: list[int] = getattr(self, kind)
-                    column[index] += ppm * ms
-                elif index in _BY_INDICATORS:
-                    self.below[index] += ppm * ms
+            alternatives = _ALTERNATIVES.get(index)
+            kind = "" if alternatives is None else evidence_of(span, index)
+            if alternatives is not None and kind != alternatives[1]:
+                column: list[int] = getattr(self, kind)
+                column[index] += ppm * ms
             elif index in _BY_INDICATORS:
                 self.below[index] += ppm * ms
         if span.exposed is not None and span.exposed.high > span.exposed.low:
@@ -103,8 +102,12 @@ class Bounds(Struct, frozen=True, array_like=True):
 
 def bounds_by_leak(parts: Sequence[int], uncertainty: Uncertainty) -> dict[str, Bounds]:
     """Bounds of the leaks whose time rests on an estimate."""
-    rows = zip(LEAK_NAMES, parts, uncertainty.below, uncertainty.above, strict=True)
-    return {name: Bounds(booked - below, booked + above) for name, booked, below, above in rows if below or above}
+    below, above = uncertainty.below, uncertainty.above
+    return {
+        name: Bounds(parts[index] - below[index], parts[index] + above[index])
+        for name, index in zip(ESTIMATED_LEAKS, _ESTIMATED, strict=True)
+        if below[index] or above[index]
+    }
 
 
 def evidence_by_leak(parts: Sequence[int], uncertainty: Uncertainty) -> dict[str, dict[str, int]]:

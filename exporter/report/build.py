@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from exporter.core.leaks import LAYER_OF, LEAK_NAMES, LEAKS, Leak
 from exporter.core.model import SECOND
-from exporter.core.pipes import NONE, PIPES, TENSOR
+from exporter.core.pipes import NONE, PIPE_NOTES, TENSOR
 from exporter.core.policy import Policy
 from exporter.formatting import JOULES_PER_KWH, format_percent, format_time
 from exporter.report.model import (
@@ -73,8 +73,6 @@ NANOSECONDS_PER_HOUR = 3600 * SECOND
 LAYER_BY_LEAK = dict(zip(LEAK_NAMES, LAYER_OF, strict=True))
 _LEAK_BY_NAME = {leak.name: leak for leak in LEAKS}
 NOT_LOST = ("useful", "unresolved", "unobserved")
-
-
 REPORTED_PHASE = {
     "failure_recovery": "restore", "startup": "startup", "checkpoint": "checkpoint", "data_stall": "data",
     "exposed_communication": "communication",
@@ -170,7 +168,11 @@ class JobBooks(Struct, kw_only=True):
         if leak in self.bounds:
             low, high = (bound / NANOSECONDS_PER_HOUR for bound in self.bounds[leak])
             part = replace(part, low_gpu_hours=low, high_gpu_hours=high)
-        return with_guidance(part, lambda leak: self.evidence.get(leak.name, leak.evidence.split(" or ")[-1]))
+        return with_guidance(part, self._evidence_of)
+
+    def _evidence_of(self, definition: Leak) -> str:
+        """Return the evidence of most of a leak's time; by counters, unless it is known to be another."""
+        return self.evidence.get(definition.name, definition.evidence.split(" or ")[-1])
 
     def node_shares(self) -> tuple[NodeShare, ...]:
         """Return the nodes, the lowest product first."""
@@ -515,10 +517,6 @@ class RunData(Struct, frozen=True, kw_only=True):
     simulated: bool = False
 
 
-_OTHER_PIPES = frozenset(PIPES) - {TENSOR}
-"""A newer daemon may know others."""
-
-
 def build_report(run: RunData) -> JobReport:
     """Derive all figures of the report."""
     books, training = run.books, training_summary(run)
@@ -562,7 +560,7 @@ def build_report(run: RunData) -> JobReport:
         course=run.course,
         stalls=dict(sorted(run.stalls.items(), key=lambda each: (-each[1], each[0]))),
         communication=run.communication,
-        useful_pipe=UNSET if run.useful_pipe not in _OTHER_PIPES else run.useful_pipe,
+        useful_pipe=run.useful_pipe if run.useful_pipe in PIPE_NOTES else UNSET,
     )
 
 

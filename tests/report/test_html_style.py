@@ -4,6 +4,7 @@ from itertools import combinations
 
 import pytest
 
+from dashboards.words import contrast
 from exporter.report.html import DARK_COLOURS, FILL_COLOURS, LIGHT_COLOURS, STYLESHEET
 
 Linear = tuple[float, float, float]
@@ -22,17 +23,6 @@ def linear(colour: str) -> Linear:
     values = [int(colour[n : n + 2], 16) / 255 for n in (1, 3, 5)]
     red, green, blue = (value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4 for value in values)
     return red, green, blue
-
-
-def luminance(colour: str) -> float:
-    """WCAG 2.2, relative luminance."""
-    red, green, blue = linear(colour)
-    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
-
-
-def contrast(one: str, other: str) -> float:
-    dark, light = sorted((luminance(one), luminance(other)))
-    return (light + 0.05) / (dark + 0.05)
 
 
 def lab(seen: Linear) -> Linear:
