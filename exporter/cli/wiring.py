@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
@@ -43,6 +44,7 @@ from exporter.redact import redact_secrets
 from exporter.registry import SCHEDULERS, SOURCES
 from exporter.trace import TraceError
 from exporter.urls import complete_url
+from exporter.worker import Worker
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -447,7 +449,7 @@ def reload_in_background(reloader: ConfigReloader, apply: ApplyConfig) -> Iterat
         apply(config, status)
 
     stop = threading.Event()
-    threading.Thread(target=reloader.run, args=(apply_with_logging, stop), name="reloader", daemon=True).start()
+    Worker("reloader", partial(reloader.run, apply_with_logging, stop), stop=stop).start()
     try:
         yield
     finally:

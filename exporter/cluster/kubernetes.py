@@ -297,8 +297,8 @@ class KubernetesCluster:
         )  # fmt: skip
         self._node_informer = Informer(api_server, KubernetesNode, paths=("/api/v1/nodes",), selector="", now=now)
         self.questions = (Question("jobs", 1, 1, self._jobs), Question("nodes", 1, 1, self._read_nodes))
-        self._thread = LoopThread()
-        self._thread.start(self._run())
+        self._thread = LoopThread(self._run)
+        self._thread.start()
 
     def close(self) -> None:
         """Stop the thread."""
@@ -312,7 +312,9 @@ class KubernetesCluster:
             return True
 
     async def _run(self) -> None:
-        await asyncio.gather(self._pod_informer.run(), self._node_informer.run())
+        async with asyncio.TaskGroup() as group:  # if one fails, the other ends too, before both begin anew
+            for informer in (self._pod_informer, self._node_informer):
+                group.create_task(informer.run())
 
     def _jobs(self) -> Jobs:
         pods, nodes = self._objects(self._pod_informer), self._objects(self._node_informer)

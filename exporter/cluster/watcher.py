@@ -197,7 +197,11 @@ class ClusterWatcher:
         """Take turns until `stop` is set."""
         due = self._clock.now()
         while not stop.is_set():
-            self.turn()
+            try:
+                self.turn()
+            except Exception as err:  # the next turn comes when it is due: the scheduler is not asked more often
+                log.exception("a turn failed; please report this")
+                self.error = f"a turn failed: {err!r}"
             due = max(due + self._turn, self._clock.now())
             self._clock.wait(due, stop)
 
@@ -227,7 +231,9 @@ class ClusterWatcher:
         self._next[question.name] = self._turns + question.every
         try:
             answer: QuestionAnswer = question.ask()
-        except (ClusterUnavailableError, ValueError) as err:
+        except Exception as err:
+            if not isinstance(err, (ClusterUnavailableError, ValueError)):
+                log.exception("%s: the answer cannot be read; please report this", question.name)
             self._next[question.name] = self._turns + min(question.every, _RETRY_TURNS)
             self._unanswered = isinstance(err, ClusterUnavailableError)
             kind = "silent" if self._unanswered else "unreadable"

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import httpx
+from msgspec import structs
 
 from exporter.clock import Backoff, Clock
 from exporter.config import Config
@@ -23,6 +24,7 @@ from exporter.engines.page import MetricsPage
 from exporter.engines.registry import engine_of_command, read_metrics
 from exporter.engines.replica import Replica
 from exporter.redact import redact_secrets
+from exporter.worker import Worker
 from exporter.workloads import ProcessLookup, WorkloadListener, WorkloadProcess, WorkloadUpdate
 
 LIMIT_BYTES = 4 << 20
@@ -234,7 +236,7 @@ class EngineScraper:
         """Since when a job has not been listening or not been reachable, by (kind, job), monotonic nanoseconds."""
         self._pages: asyncio.Semaphore
         self._pages_of_job: dict[str, asyncio.Semaphore] = {}
-        self._thread: threading.Thread | None = None
+        self._worker = Worker("engines", self._run, stop=self._stop)
 
     def poll(self, _now: int, processes: Sequence[WorkloadProcess], lookup: ProcessLookup) -> WorkloadUpdate:
         """See WorkloadListener. Identifies processes once per discovery, at most MAX_RELATIVES."""
@@ -246,23 +248,22 @@ class EngineScraper:
             self._members = members if members is not None else self._members
             pending, self._pending = self._pending, []
             collected = WorkloadUpdate(serving=tuple(pending), faults=self._faults, counts=tuple(self._counts.items()))
-        if processes and self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="engines", daemon=True)
-            self._thread.start()
+        if processes:
+            self._worker.start()
+        if (fault := self._worker.fault("engine_failed")) is not None:
+            collected = structs.replace(collected, faults=(*collected.faults, fault))
         return collected
 
     def close(self) -> None:
         """See WorkloadListener. Waits for the thread, which cancels its requests."""
         self._stop.set()
-        if self._thread is not None:
-            self._thread.join(self._config.timeout_seconds + 5)
+        self._worker.join(self._config.timeout_seconds + 5)
 
     def _run(self) -> None:
-        try:
-            asyncio.run(self._scrape_loop())
-        except Exception as error:  # noqa: BLE001  a thread that ended silently would leave its last faults active
-            with self._lock:
-                self._faults = (Fault("engine_failed", f"serving engines are no longer scraped ({error!r}): restart"),)
+        self._pages_of_job.clear()  # of an event loop that has failed
+        for schedule in self._schedules.values():
+            schedule.busy = False
+        asyncio.run(self._scrape_loop())
 
     async def _scrape_loop(self) -> None:
         # No proxy from the environment: engines are on this node. No keep-alive: an open connection can delay a

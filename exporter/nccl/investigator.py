@@ -8,7 +8,6 @@ One question gathers the whole job, so the node of rank 0 asks first; the others
 their own GPUs, and in case that node has died.
 """
 
-import logging
 import socket
 import threading
 from collections import Counter
@@ -20,7 +19,7 @@ from msgspec import Struct
 
 from exporter.clock import Clock
 from exporter.config import Config, HangSettings
-from exporter.core.model import SECOND, Fault, HangFinding
+from exporter.core.model import SECOND, HangFinding
 from exporter.core.snapshot import Snapshot
 from exporter.nccl.comparison import Comparison, Culprit, compare
 from exporter.nccl.connection import NoAnswerError
@@ -44,9 +43,9 @@ from exporter.nccl.processes import (
 )
 from exporter.nccl.ras import Process, RasAnswer, ask
 from exporter.sockets import connection_inode, socket_inodes
+from exporter.worker import Worker
 from exporter.workloads import ProcessLookup, WorkloadListener, WorkloadProcess, WorkloadUpdate
 
-log = logging.getLogger(__name__)
 TICK_SECONDS = 0.5
 GAPS = (7, 30, 30, 60, 120, 300)
 """Seconds from one question to the next; the last repeats."""
@@ -147,36 +146,29 @@ class HangInvestigator:
         self._lock, self._stop = threading.Lock(), threading.Event()
         self._processes: tuple[WorkloadProcess, ...] = ()
         self._findings: list[HangFinding] = []
-        self._faults: tuple[Fault, ...] = ()
         self._counts = Counter(dict.fromkeys(VERDICTS, 0))
         self._investigations: dict[str, _Investigation] = {}
-        self._thread: threading.Thread | None = None
+        self._worker = Worker("hangs", self._run, stop=self._stop)
 
     def poll(self, _now: int, processes: Sequence[WorkloadProcess], _lookup: ProcessLookup) -> WorkloadUpdate:
         """See WorkloadListener."""
         with self._lock:
             self._processes = tuple(processes)
             findings, self._findings = self._findings, []
-            counts, faults = tuple(self._counts.items()), self._faults
-        if processes and self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="hangs", daemon=True)
-            self._thread.start()
-        return WorkloadUpdate(findings=tuple(findings), faults=faults, counts=counts)
+            counts = tuple(self._counts.items())
+        if processes:
+            self._worker.start()
+        fault = self._worker.fault("listening_failed")
+        return WorkloadUpdate(findings=tuple(findings), faults=() if fault is None else (fault,), counts=counts)
 
     def close(self) -> None:
         """See WorkloadListener. A question in flight ends with its own time limit."""
         self._stop.set()
-        if self._thread is not None:
-            self._thread.join(2.0)
+        self._worker.join(2.0)
 
     def _run(self) -> None:
-        try:
-            while not self._stop.wait(TICK_SECONDS):
-                self._step()
-        except Exception as error:
-            log.exception("asking jobs that may hang failed; please report this")
-            with self._lock:
-                self._faults = (Fault("listening_failed", f"jobs that may hang are no longer asked ({error!r})"),)
+        while not self._stop.wait(TICK_SECONDS):
+            self._step()
 
     def _step(self) -> None:
         """Ask each suspected job that is due."""

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 
 from exporter.clock import Clock
 from exporter.config import Config
-from exporter.core.model import CollectiveReport, Fault
+from exporter.core.model import CollectiveReport
 from exporter.nccl.files import PREFIX, CollectiveWatcher
+from exporter.worker import Worker
 from exporter.workloads import ProcessLookup, WorkloadProcess, WorkloadUpdate
 
 MOST_PENDING = 4096
@@ -28,8 +29,8 @@ class CollectiveListener:
         self._pending: deque[CollectiveReport] = deque(maxlen=MOST_PENDING)
         self._processes: tuple[WorkloadProcess, ...] = ()
         self._lock, self._wake, self._stop = threading.Lock(), threading.Event(), threading.Event()
-        self._thread = threading.Thread(target=self._run, name="nccl-files", daemon=True)
-        self._thread.start()
+        self._worker = Worker("nccl-files", self._run, stop=self._stop)
+        self._worker.start()
 
     def poll(self, now: int, processes: Sequence[WorkloadProcess], lookup: ProcessLookup) -> WorkloadUpdate:  # noqa: ARG002  the protocol's
         """See `WorkloadListener.poll`: reports since the last call; the thread then reads for these processes."""
@@ -38,22 +39,16 @@ class CollectiveListener:
             found, counts = tuple(self._pending), self._counts
             self._pending.clear()
         self._wake.set()
-        return WorkloadUpdate(collectives=found, faults=self._faults(), counts=counts)
+        fault = self._worker.fault("listening_failed")
+        return WorkloadUpdate(collectives=found, faults=() if fault is None else (fault,), counts=counts)
 
     def close(self) -> None:
         """Stop the thread and close the files; gives up after 5 s if a file system hangs."""
         self._stop.set()
         self._wake.set()
-        self._thread.join(_WAIT_SECONDS)
-        if not self._thread.is_alive():
+        self._worker.join(_WAIT_SECONDS)
+        if not self._worker.alive:
             self._watcher.close()
-
-    def _faults(self) -> tuple[Fault, ...]:
-        if self._thread.is_alive() or self._stop.is_set():
-            return ()
-        return (
-            Fault("listening_failed", "the thread that reads files of NCCL's plugins has ended: please report this"),
-        )
 
     def _run(self) -> None:
         while self._wake.wait() and not self._stop.is_set():

@@ -7,6 +7,7 @@ labels".
 """
 
 import errno
+import logging
 import os
 import platform
 import re
@@ -26,6 +27,7 @@ from exporter.schedulers.base import Member, SchedulerError, SchedulerState
 from exporter.schedulers.procfs import JobMembers, ProcessInfo, slurm_jobs, user_name
 from exporter.schedulers.rules import Rules
 
+log = logging.getLogger(__name__)
 _GPU = re.compile(r"\d{1,4}(?:\.\d{1,4})?|(?:GPU|MIG)-[0-9A-Za-z][0-9A-Za-z-]{0,80}")
 """File names of GPUs; a writer's temporary files (".0.x1", "0.tmp", "0~") do not match."""
 _JOB = re.compile(r"[!-~]{1,128}")
@@ -123,6 +125,11 @@ class MappingDirScheduler:
         self._held: dict[tuple[str, str], Allocation] = {}
         self._polled_at: int | None = None
         self._read()
+        if self._path.stat().st_mode & stat.S_IWOTH:
+            log.warning(
+                "mapping_dir.path %s is writable by everybody: any user can assign GPUs to any job: chmod o-w",
+                self._path,
+            )
 
     def poll(self, now: int, devices: Sequence[Device], readings: Sequence[Reading]) -> SchedulerState | None:
         """Return one allocation per job and GPU, and once, with `end=now`, each that has ended.

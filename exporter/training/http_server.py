@@ -29,8 +29,9 @@ from exporter.config import ConfigError, split_address
 from exporter.connections import Deadline, overdue, surplus
 from exporter.training.inbox import Inbox, unidentified_error
 from exporter.training.message import MOST_BYTES, ReportRefusedError
-from exporter.training.peer import Address, Peer, peer_of_connection, process_age
-from exporter.training.unix_socket import AFTER_FAILURE_SECONDS, ReportListenError
+from exporter.training.peer import Address, Peer, SearchBudget, peer_of_connection, process_age
+from exporter.training.unix_socket import ReportListenError
+from exporter.worker import AFTER_FAILURE_SECONDS
 
 log = logging.getLogger(__name__)
 _CONNECTIONS = 256
@@ -74,6 +75,7 @@ class HttpListener:
         host, self.port = self._sock.getsockname()[:2]
         self._address = Address(host, self.port)
         self._lookup_lock = asyncio.Lock()
+        self._searches = SearchBudget()
         self._recent: deque[int] = deque(maxlen=_RECENT)
         self._app = Starlette(routes=[Route("/v1/report", self._handle_report, methods=["POST"])])
         self._server = self._new_server()
@@ -168,8 +170,8 @@ class HttpListener:
             protocol.transport.close()
 
     def _peer(self, client: Address) -> Peer:
-        likely = dict.fromkeys((*self._inbox.likely_pids, *self._recent))
-        peer = peer_of_connection(client, self._address, proc=self._proc, first=likely)
+        likely = dict.fromkeys((*self._inbox.jobs, *self._recent))
+        peer = peer_of_connection(client, self._address, proc=self._proc, budget=self._searches, first=likely)
         self._recent.append(peer.pid)
         return peer
 

@@ -6,7 +6,7 @@ Called from several threads; one lock guards the shared state.
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import islice
 
 from msgspec import Struct
@@ -130,8 +130,8 @@ class Inbox:
         self._senders: dict[Peer, Sender] = {}
         self._queue: deque[QueuedReport] = deque()
         self._counts = dict.fromkeys(OUTCOMES, 0)
-        self.likely_pids: tuple[int, ...] = ()
-        """Processes on GPUs; the search for the owner of an HTTP connection starts with them."""
+        self.jobs: Mapping[int, str] = {}
+        """Jobs of the processes on GPUs, by pid: the search for the owner of an HTTP connection starts with them."""
 
     def sender(self, peer: Peer, *, begun: int) -> Sender:
         """Return the sender of the process `peer`; creates it with start time `begun` if it is new."""

@@ -14,12 +14,14 @@ import socket
 import struct
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from ipaddress import IPv4Address, ip_address
 from itertools import islice
 from pathlib import Path
 
 from msgspec import Struct
 
+from exporter.connections import TokenBucket
 from exporter.core.model import SECOND
 from exporter.procfs import read_bytes, start_ticks
 from exporter.training.message import ReportRefusedError
@@ -38,6 +40,9 @@ _UID = re.compile(rb"^Uid:\s+(\d+)", re.MULTILINE)
 _MOST_PROCESSES = 65_536
 _MOST_DESCRIPTORS = 262_144
 """Limits of the search for one connection's process: one or two seconds, on a thread that blocks nothing else."""
+_SECONDS_AT_ONCE, _SHARE_OF_USER, _SHARE_OF_ALL = 2.0, 0.02, 0.1
+"""Processor time of searches: at once, and as a share of a processor on average, for one user and for all."""
+_MOST_USERS = 1024
 _TABLE_BYTES = 16 * 1024 * 1024
 _HERTZ = os.sysconf("SC_CLK_TCK")
 
@@ -104,23 +109,71 @@ def process_age(peer: Peer) -> int:
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME) - peer.ticks * SECOND // _HERTZ
 
 
-def peer_of_connection(client: Address, server: Address, *, proc: Path, first: Iterable[int] = ()) -> Peer:
+class SearchBudget:
+    """Limits the processor time of searches for processes: of each user, so that no other's are refused, and in all."""
+
+    def __init__(self) -> None:
+        self._all, self._by_user = TokenBucket(_SECONDS_AT_ONCE, _SHARE_OF_ALL), dict[int, TokenBucket]()
+        self._user: TokenBucket | None = None
+
+    @contextmanager
+    def search(self) -> Iterator[None]:
+        """Charge the block's processor time. Raises ReportRefusedError if all users together are over the limit."""
+        if self._all.available(time.monotonic()) <= 0:
+            raise _too_many_searches("all users")
+        began, self._user = time.thread_time(), None
+        try:
+            yield
+        finally:
+            spent = time.thread_time() - began
+            for bucket in (self._all, self._user):
+                if bucket is not None:
+                    bucket.spend(spent)
+
+    def charge(self, uid: int) -> None:
+        """Charge the current search to the user, too. Raises ReportRefusedError if he is over his limit."""
+        bucket = self._by_user.pop(uid, None) or TokenBucket(_SECONDS_AT_ONCE, _SHARE_OF_USER)
+        self._by_user[uid] = bucket
+        if len(self._by_user) > _MOST_USERS:
+            del self._by_user[next(iter(self._by_user))]
+        if bucket.available(time.monotonic()) <= 0:
+            raise _too_many_searches(f"user {uid}")
+        self._user = bucket
+
+
+def _too_many_searches(whose: str) -> ReportRefusedError:
+    return ReportRefusedError(
+        "too_many",
+        f"finding the processes of {whose} behind new connections took too much processor time: keep a connection open"
+        " for all reports, or use the unix socket",
+    )
+
+
+def peer_of_connection(
+    client: Address, server: Address, *, proc: Path, budget: SearchBudget, first: Iterable[int] = ()
+) -> Peer:
     """Find the process that holds the client's end of a loopback connection; pids in `first` are searched first.
 
     If several processes hold it, as after a fork, the oldest is returned, with preference for `first`. Slow: do not
     call it on a thread that must not block. Raises ReportRefusedError if the process cannot be identified.
     """
+    with budget.search():
+        return _find_peer(client, server, proc=proc, budget=budget, first=first)
+
+
+def _find_peer(client: Address, server: Address, *, proc: Path, budget: SearchBudget, first: Iterable[int]) -> Peer:
     entry = _socket_entry(client, server, proc)
     if entry is None:
         raise ReportRefusedError("not_visible", f"no process of this host has port {client.port}: use the unix socket")
     inode, uid = entry
+    budget.charge(uid)
     if not inode:
         raise ReportRefusedError(
             "not_visible", "the connection was closed before its process was identified: keep it open until the reply"
         )
-    target, budget = f"socket:[{inode}]", _ScanBudget()
-    likely = [pid for pid in first if budget.holds(proc, pid, target)]
-    holders = likely or next(_holders(proc, uid, target, budget), [])
+    target, scan = f"socket:[{inode}]", _DescriptorScan()
+    likely = [pid for pid in first if scan.holds(proc, pid, target)]
+    holders = likely or next(_holders(proc, uid, target, scan), [])
     peers = [Peer(pid, ticks) for pid in holders if (ticks := start_ticks(proc / str(pid))) is not None]
     if not peers:
         raise ReportRefusedError(
@@ -167,7 +220,7 @@ def _lines(path: Path) -> list[bytes]:
         return []
 
 
-class _ScanBudget:
+class _DescriptorScan:
     """Limits the number of descriptors that are read to find one connection's process."""
 
     def __init__(self) -> None:
@@ -192,14 +245,14 @@ class _ScanBudget:
             return False
 
 
-def _holders(proc: Path, uid: int, target: str, budget: _ScanBudget) -> Iterator[list[int]]:
+def _holders(proc: Path, uid: int, target: str, scan: _DescriptorScan) -> Iterator[list[int]]:
     """Processes that hold the socket: first those of the socket's user, then the rest."""
     pids = [int(entry.name) for entry in islice(proc.iterdir(), _MOST_PROCESSES) if entry.name.isdigit()]
     owners = {pid: _uid(proc, pid) for pid in pids}
     same_user = [pid for pid in pids if owners[pid] == uid]
     others = (pid for pid in pids if owners[pid] != uid)
     for group in (same_user, others):
-        if found := [pid for pid in group if budget.holds(proc, pid, target)]:
+        if found := [pid for pid in group if scan.holds(proc, pid, target)]:
             yield found
 
 

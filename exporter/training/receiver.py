@@ -70,6 +70,10 @@ class LogFollower(Protocol):
         """Number of lines, files and errors by kind, since the daemon started."""
         ...
 
+    def fault(self) -> Fault | None:
+        """Return a fault if following has failed since the last call."""
+        ...
+
     def close(self) -> None:
         """Close all logs. Never raises."""
         ...
@@ -99,7 +103,7 @@ class ReportReceiver:
     def poll(self, now: int, processes: Sequence[WorkloadProcess], lookup: ProcessLookup) -> WorkloadUpdate:
         """See `WorkloadListener.poll`."""
         by_pid = {process.pid: process for process in processes}
-        self._inbox.likely_pids = tuple(by_pid)
+        self._inbox.jobs = {process.pid: process.job_id for process in processes}
         self._identify_senders(now, by_pid, lookup)
         sent = [self._report(queued, by_pid, now) for queued in self._inbox.drain(MOST_TAKEN)]
         logged = [self._logged_report(found, by_pid, now) for found in self._poll_logs(now, processes)]
@@ -116,6 +120,10 @@ class ReportReceiver:
             self._followers.close()
 
     def _listener_faults(self) -> list[Fault]:
+        fault = None if self._followers is None else self._followers.fault()
+        return [*self._socket_faults(), *([] if fault is None else [fault])]
+
+    def _socket_faults(self) -> list[Fault]:
         failures, self._failures = self._failures, sum(listener.failures for listener in self._listeners)
         if not all(listener.alive for listener in self._listeners):
             return [Fault("reports_failed", "a thread that receives reports has ended: please report this")]

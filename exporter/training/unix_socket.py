@@ -27,6 +27,7 @@ from exporter.connections import TokenBucket
 from exporter.training.inbox import Inbox, Reply, Sender
 from exporter.training.message import MOST_BYTES, ReportRefusedError
 from exporter.training.peer import CREDENTIALS_SPACE, connected_peer, process_age, sender_pid
+from exporter.worker import AFTER_FAILURE_SECONDS
 
 _BACKLOG = 1024
 
@@ -117,8 +118,6 @@ _SEND_BUFFER_BYTES = 4096
 """Send buffer of a connection: replies that the kernel keeps for a peer that does not read."""
 _PAUSE = 0.05
 """Seconds between two polls: with 512 ranks, a wake-up for each message would cost more than the messages."""
-AFTER_FAILURE_SECONDS = 1.0
-"""Time before a listener that failed begins anew, so that a failure that repeats costs little."""
 _PACKETS_PER_ROUND = 64
 """Maximum packets of one connection per poll; each round reads one packet of every connection."""
 _ACCEPTS, _ACCEPTS_PER_SECOND, _ACCEPTS_BURST = 64, 500.0, 1024.0
@@ -277,23 +276,36 @@ class SocketListener:
         self._epoll.register(sock.fileno(), select.EPOLLIN)
 
     def _sender(self, sock: socket.socket) -> Sender:
+        peer = connected_peer(sock, self._proc)
         if len(self._connections) >= self._most:
-            self._make_room()
+            self._make_room(self._inbox.jobs.get(peer.pid, ""))
         if len(self._connections) >= self._most:
             raise ReportRefusedError(
                 "too_many_connections", f"{self._most} connections are open, the maximum (reports.processes)"
             )
-        peer, now = connected_peer(sock, self._proc), self._clock.now()
+        now = self._clock.now()
         sender = self._inbox.sender(peer, begun=now - process_age(peer))
         self._inbox.connect(sender)
         return sender
 
-    def _make_room(self) -> None:
-        """Close the connections of senders that belong to no job; they may reconnect."""
+    def _make_room(self, job_id: str) -> None:
+        """Close the connections of senders that belong to no job; they may reconnect.
+
+        If there are none, and a process of job `job_id` connects, close the newest of the job that has most of them.
+        """
         muted = {descriptor for _, descriptor in self._muted}
-        for descriptor, connection in list(self._connections.items()):
-            if connection.sender.unidentified and descriptor not in muted:
+        connections = [each for descriptor, each in self._connections.items() if descriptor not in muted]
+        if unidentified := [each for each in connections if each.sender.unidentified]:
+            for connection in unidentified:
                 self._drop(connection)
+            return
+        by_job: dict[str, list[_SocketConnection]] = {job_id: []}
+        for connection in connections:
+            if (process := connection.sender.process) is not None:
+                by_job.setdefault(process.job_id, []).append(connection)
+        largest = max(by_job.values(), key=len)
+        if job_id and len(largest) > len(by_job[job_id]) + 1:
+            self._drop(largest[-1])
 
     def _drop(self, connection: _SocketConnection) -> None:
         del self._connections[connection.sock.fileno()]

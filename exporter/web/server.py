@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import h11
@@ -23,6 +24,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from exporter.connections import AddressBuckets, Deadline, client_network, overdue, surplus
 from exporter.web.security import AccessControl, WebConfig, WebConfigWatcher, WebListener, merge_headers
+from exporter.worker import Worker
 
 _SWEEP_SECONDS = 0.5
 _REGULAR_SECONDS, _MOST_KNOWN = 60.0, 256
@@ -494,13 +496,13 @@ async def serve(
 def _watch_config(watcher: WebConfigWatcher) -> Iterator[None]:
     """Watch the web configuration in a thread while the block runs, because reading from disk may be slow."""
     stop = threading.Event()
-    thread = threading.Thread(target=watcher.watch, args=(stop,), name="web-config", daemon=True)
-    thread.start()
+    worker = Worker("web-config", partial(watcher.watch, stop), stop=stop)
+    worker.start()
     try:
         yield
     finally:
         stop.set()
-        thread.join(timeout=1.0)
+        worker.join(1.0)
 
 
 def uvicorn_config(app: FastAPI, limits: ConnectionLimits | None = None) -> uvicorn.Config:

@@ -138,6 +138,31 @@ def test_one_question_that_always_fails_holds_no_other_up(hour: Hour, broken: st
         assert name == broken or found[f"answer_age_seconds/{name}"] <= seconds
 
 
+def test_an_answer_that_nobody_expected_is_unreadable_and_holds_no_other_up(
+    hour: Hour, caplog: pytest.LogCaptureFixture
+) -> None:
+    hour.scheduler.trouble = {"jobs": KeyError("odd")}
+    found = hour.minutes(10)
+    assert found["failed_questions_total/jobs/unreadable"] >= 4
+    assert found["answer_age_seconds/nodes"] <= 240
+    assert "jobs: the answer cannot be read; please report this" in caplog.text
+
+
+def test_a_turn_that_fails_is_an_error_and_the_next_comes_when_it_is_due(
+    hour: Hour, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise RuntimeError("odd")
+
+    monkeypatch.setattr(hour.watch, "_build_view", fail)
+    stop = threading.Event()
+    hour.scheduler.end_after(5, stop)
+    hour.watch.run(stop)
+    assert [at // MINUTE for at, name, _ in hour.scheduler.asked if name == "jobs"] == [0, 1, 2, 3, 4]
+    assert hour.watch.error == "a turn failed: RuntimeError('odd')"
+    assert "please report this" in caplog.text
+
+
 def test_the_page_says_what_was_told(hour: Hour) -> None:
     found = hour.minutes(2)
     wall = hour.clock.wall() / SECOND

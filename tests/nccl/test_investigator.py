@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from exporter.config import HangSettings
 from exporter.core.ledger import Ledger
-from exporter.core.model import SECOND, HangFinding, State
+from exporter.core.model import SECOND, Fault, HangFinding, State
 from exporter.core.pipeline import advance
 from exporter.core.snapshot import DaemonMetadata, Snapshot, take_snapshot
 from exporter.nccl.investigator import (
@@ -30,6 +30,7 @@ from exporter.nccl.investigator import (
 from exporter.nccl.processes import LocalProcess, read_processes
 from exporter.nccl.ras import parse_answer
 from exporter.procfs import innermost_pid
+from exporter.worker import Worker
 from exporter.workloads import WorkloadProcess
 from tests.clocks import JumpClock
 from tests.nccl.ras_server import RasServer, communicator, document, missing_rank, rank_of
@@ -57,6 +58,7 @@ class Rig:
         self.investigator = HangInvestigator(
             HangSettings(ras_ports=ports, **settings), self.clock, latest=self.snapshot, proc=PROC
         )
+        self.investigator._worker = Worker("none", self.investigator._stop.wait, stop=self.investigator._stop)
         owner = replace(JOB, hang_seconds=300.0)  # its operator's limit for counters alone
         holds = [held("GPU-0", owner=owner), held("GPU-1", owner=owner)]
         advance(self.ledger, first([device("GPU-0", "5"), device("GPU-1", "6")], holds))
@@ -78,7 +80,6 @@ class Rig:
         return self
 
     def _poll(self) -> Any:
-        self.investigator._thread = self.investigator._thread or NO_THREAD
         return self.investigator.poll(self.clock.now(), self.processes, lambda _: {})
 
     @property
@@ -87,16 +88,6 @@ class Rig:
 
     def state(self, uuid: str = "GPU-0") -> State:
         return self.ledger.gpus[uuid].state
-
-
-class _NoThread:
-    """In place of the investigator's own thread: the test calls its steps."""
-
-    def join(self, _seconds: float) -> None:
-        """Nothing runs."""
-
-
-NO_THREAD: Any = _NoThread()
 
 
 def mine(rank: int = 0, *, pid: int = ME, **counts: int) -> dict[str, Any]:
@@ -356,13 +347,12 @@ def test_the_thread_asks_on_its_own_and_ends(serve: Serve) -> None:
     investigator = HangInvestigator(settings, rig.clock, latest=latest, proc=PROC)
     try:
         assert investigator.poll(0, [], lambda _: {}).findings == ()
-        assert investigator._thread is None, "nothing to ask"
+        assert not investigator._worker.alive, "nothing to ask"
         investigator.poll(0, rig.processes, lambda _: {})
         wait_until(lambda: "VERBOSE STATUS" in server.received)
     finally:
         investigator.close()
-    assert investigator._thread is not None
-    assert not investigator._thread.is_alive()
+    assert not investigator._worker.alive
 
 
 def test_a_bug_becomes_a_fault(caplog: pytest.LogCaptureFixture) -> None:
@@ -371,8 +361,14 @@ def test_a_bug_becomes_a_fault(caplog: pytest.LogCaptureFixture) -> None:
 
     investigator = HangInvestigator(HangSettings(), JumpClock(), latest=fails, proc=PROC)
     investigator.poll(0, [WorkloadProcess(ME, "41")], lambda _: {})
-    wait_until(lambda: bool(investigator.poll(0, [], lambda _: {}).faults))
-    assert "no longer asked (RuntimeError('no'))" in investigator.poll(0, [], lambda _: {}).faults[0].message
+    faults: list[Fault] = []
+
+    def failed() -> bool:
+        faults.extend(investigator.poll(0, [], lambda _: {}).faults)
+        return bool(faults)
+
+    wait_until(failed)
+    assert "thread hangs failed and began anew (RuntimeError('no'))" in faults[0].message
     assert "please report this" in caplog.text
     investigator.close()
 

@@ -155,21 +155,6 @@ def test_a_full_queue_drops_the_oldest(listener: CollectiveListener, monkeypatch
     assert dict(update.counts) == {"collective_reports_dropped": 5}
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_thread_that_has_ended_is_a_fault(listener: CollectiveListener, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise RuntimeError("a bug")
-
-    assert listener.poll(0, (), lambda _: {}).faults == ()
-    monkeypatch.setattr(listener._watcher, "poll", fail)
-    listener.poll(0, (), lambda _: {})
-    until(lambda: not listener._thread.is_alive())
-    (fault,) = listener.poll(0, (), lambda _: {}).faults
-    assert fault.kind == "listening_failed"
-    listener.close()
-    assert listener.poll(0, (), lambda _: {}).faults == ()
-
-
 def test_a_file_system_that_hangs_blocks_only_its_own_thread(
     listener: CollectiveListener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,8 +173,8 @@ def test_a_file_system_that_hangs_blocks_only_its_own_thread(
         assert listener.poll(0, (), lambda _: {}).collectives == ()
     listener.close()
     gate.set()
-    listener._thread.join(20.0)
-    assert not listener._thread.is_alive()
+    listener._worker.join(20.0)
+    assert not listener._worker.alive
 
 
 def test_the_daemon_opens_it_unless_it_is_switched_off(tmp_path: Path) -> None:

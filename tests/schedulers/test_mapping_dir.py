@@ -423,6 +423,16 @@ def test_a_directory_that_goes_is_an_error_not_nobody_and_comes_back(rig: Rig) -
     assert rig.look().allocations == (before,)
 
 
+@pytest.mark.parametrize(("mode", "warned"), [(0o755, False), (0o775, False), (0o777, True), (0o1777, True)])
+def test_a_directory_that_everybody_can_write_to_is_a_warning(
+    tmp_path: Path, mode: int, warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "jobs").mkdir()
+    (tmp_path / "jobs").chmod(mode)
+    open_mapping_dir(Config(mapping_dir=MappingDirSettings(str(tmp_path / "jobs")))).close()
+    assert ("writable by everybody" in caplog.text) == warned
+
+
 def test_a_directory_of_something_else_is_refused(rig: Rig) -> None:
     for name in range(10_001):
         (rig.path / f"x{name}").touch()

@@ -645,10 +645,9 @@ def test_it_opens_on_a_node_and_closes(slurm_conf: Callable[..., Config], tmp_pa
     (tmp_path / "proc").mkdir()
     scheduler = open_slurm(slurm_conf(f"NodeName=a1 NodeHostname={host} CPUs=1\n"))
     assert scheduler.poll(BEGIN, DEVICES, ()) is not None or scheduler.poll(BEGIN, DEVICES, ()) is not None
-    thread = scheduler._controller._thread
-    assert thread is not None
+    assert scheduler._controller.alive
     scheduler.close()
-    assert not thread.is_alive()
+    assert not scheduler._controller.alive
 
 
 def test_what_a_job_has_of_which_nothing_can_be_told_may_be_any_gpu_that_seems_free(rig: Rig) -> None:

@@ -308,6 +308,47 @@ def test_the_thread_answers_and_settle_waits_for_it(controller: ControllerQuerie
     assert controller.take_updates() == Updates()
 
 
+def test_an_answer_that_cannot_be_read_delays_no_other_job(
+    controller: ControllerQueries, answers: Answers, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    answers.jobs["8"] = job("8", 0)
+    known = answers.job
+
+    def odd(job_id: str) -> SlurmJob:
+        if job_id == "7":
+            raise KeyError("tres")
+        return known(job_id)
+
+    monkeypatch.setattr(answers, "job", odd)
+    controller.query("7", 1)
+    controller.query("8", 2)
+    controller.wait_settled(20.0)
+    found = {answer.job_id: answer for answer in controller.take_updates().answers if answer.refused or answer.job}
+    assert found["7"].refused == "KeyError('tres')"
+    assert found["8"].job is not None
+    assert "about job 7 cannot be read; please report this" in caplog.text
+
+
+def test_an_inspection_that_fails_is_a_fault_and_queries_go_on(answers: Answers) -> None:
+    class Odd(Here):
+        def gpu_map(self) -> GpuMap:
+            raise RuntimeError("odd")
+
+    odd = ControllerQueries(answers, Odd(), node=NODE, clock=time.monotonic_ns)
+    answers.jobs["7"] = job("7", 0)
+    odd.request_gpu_map()
+    odd.query("7", 1)
+    found: list[Updates] = []
+
+    def both() -> bool:
+        found.append(odd.take_updates())
+        return any(each.faults for each in found) and any(a.job for each in found for a in each.answers)
+
+    until(both)
+    assert {fault.kind for each in found for fault in each.faults} == {"scheduler_failed"}
+    odd.close()
+
+
 def test_settle_waits_for_what_is_being_done(answers: Answers) -> None:
     begun = threading.Event()
 

@@ -223,7 +223,7 @@ def test_the_thread_follows_who_is_here(start: Start, followers: LogFollowerThre
 def test_closing_ends_the_thread(followers: LogFollowerThread) -> None:
     followers.poll([])
     followers.close()
-    assert not followers._thread.is_alive()
+    assert not followers._worker.alive
     assert followers.poll([]) == ()
 
 

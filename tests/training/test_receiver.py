@@ -14,7 +14,7 @@ import pytest
 from exporter.clock import SystemClock
 from exporter.config import Config, ConfigError
 from exporter.config import ReportsSettings as Settings
-from exporter.core.model import SECOND
+from exporter.core.model import SECOND, Fault
 from exporter.procfs import start_ticks
 from exporter.training.inbox import Inbox
 from exporter.training.message import LoggedMessage, Message
@@ -52,6 +52,9 @@ class FakeFollower:
     def poll(self, _processes: Sequence[WorkloadProcess]) -> tuple[LoggedMessage, ...]:
         found, self.found = tuple(self.found), []
         return found
+
+    def fault(self) -> Fault | None:
+        return None
 
     def counts(self) -> Mapping[str, int]:
         return {"line_unknown": 2}

@@ -232,6 +232,31 @@ def test_those_who_are_nobody_s_give_their_place_to_others(open_rig: OpenRig, st
         assert [one.read() for one in strangers] == ["end", "end"]
 
 
+def test_a_job_with_all_connections_gives_one_to_another_job_and_none_to_itself(
+    open_rig: OpenRig, start_sender: Start
+) -> None:
+    rig = open_rig(processes=2)
+
+    def rank(job: str) -> SenderProcess:
+        """A process on a GPU, which connects after a tick in which the driver listed it."""
+        process = start_sender()
+        rig.jobs[process.pid] = WorkloadProcess(process.pid, job)
+        rig.take(*rig.jobs.values())
+        process.connect()
+        process.send(step=int(job))
+        return process
+
+    first, second = rank("7"), rank("7")
+    rig.taken(2, *rig.jobs.values())
+    assert "the maximum" in rank("7").answer()["error"]
+    rank("8")
+    assert rig.taken(3, *rig.jobs.values())[2].job_id == "8"
+    assert second.read() == "end", "the newest of the job that had two"
+    assert "the maximum" in rank("9").answer()["error"], "no job has two"
+    first.send(step=10)
+    assert rig.taken(4, *rig.jobs.values())[3].step == 10
+
+
 def test_an_event_of_a_connection_that_was_closed_in_the_same_round_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is not taken for one of the listening socket, which may be muted then, as in a storm."""
     accepted: list[SocketListener] = []

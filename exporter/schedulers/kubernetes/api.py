@@ -21,10 +21,12 @@ import msgspec
 from msgspec import Struct
 
 from exporter.clock import Backoff
+from exporter.core.model import Fault
 from exporter.redact import redact_secrets
 from exporter.registry import KubernetesSettings as Settings
 from exporter.schedulers.kubernetes.objects import ApiStatus, ObjectList, ObjectMeta, WatchEvent
 from exporter.tls import client_context
+from exporter.worker import Worker
 
 
 class ApiObject(Protocol):
@@ -277,21 +279,27 @@ class Informer(Generic[T]):
 
 
 class LoopThread:
-    """Runs one coroutine on an event loop in a thread of its own."""
+    """Runs one coroutine on an event loop in a thread of its own; if it raises, it is run again after a second."""
 
-    def __init__(self) -> None:
+    def __init__(self, main: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Run what `main` returns until `close` cancels it. The thread does not start yet."""
         self.loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._serve, name="kubernetes", daemon=True)
+        self._main, self._task = main, asyncio.Future[None](loop=self.loop)
+        self._stop = threading.Event()
+        self._worker = Worker("kubernetes", self._serve, stop=self._stop)
 
     @property
     def alive(self) -> bool:
         """Whether the thread is running."""
-        return self._thread.is_alive()
+        return self._worker.alive
 
-    def start(self, main: Coroutine[Any, Any, None]) -> None:
-        """Run `main` until it ends or `close` cancels it."""
-        self._main = self.loop.create_task(main)
-        self._thread.start()
+    def start(self) -> None:
+        """Start the thread."""
+        self._worker.start()
+
+    def fault(self) -> Fault | None:
+        """Return a fault if the coroutine has failed since the last call."""
+        return self._worker.fault("scheduler_failed")
 
     def call(self, function: Callable[..., object], *arguments: object) -> None:
         """Call the function on the loop, if the thread is running; callable from any thread."""
@@ -300,19 +308,25 @@ class LoopThread:
 
     def close(self) -> None:
         """Cancel the coroutine and wait for the thread to end."""
-        self.call(self._main.cancel)
-        self._thread.join(timeout=_JOIN_SECONDS)
+        self._stop.set()
+        self.call(self._cancel)
+        self._worker.join(_JOIN_SECONDS)
+
+    def _cancel(self) -> None:
+        self._task.cancel()
 
     def _serve(self) -> None:
         asyncio.set_event_loop(self.loop)
+        self._task = self.loop.create_task(self._main())
         try:
-            self.loop.run_until_complete(self._main)
+            self.loop.run_until_complete(self._task)
         except asyncio.CancelledError:
             log.debug("kubelet and API server are no longer queried")
         finally:
-            self.loop.run_until_complete(self.loop.shutdown_asyncgens())
-            self.loop.run_until_complete(asyncio.sleep(0))  # closed connections are released in the next iteration
-            self.loop.close()
+            if self._stop.is_set():
+                self.loop.run_until_complete(self.loop.shutdown_asyncgens())
+                self.loop.run_until_complete(asyncio.sleep(0))  # closed connections are released in the next iteration
+                self.loop.close()
 
 
 async def _pause(seconds: float) -> None:

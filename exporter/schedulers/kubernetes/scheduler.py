@@ -219,9 +219,9 @@ class KubernetesWatcher:
         self._pods = self._informer(Pod, ("/api/v1/pods",), "spec.nodeName", significant=_pod_lifecycle)
         self._nodes = self._informer(KubernetesNode, ("/api/v1/nodes",), "metadata.name")
         self._slices: Informer[ResourceSlice] | None = None
-        self.thread = LoopThread()
+        self.thread = LoopThread(self._run)
         self._loop = self.thread.loop
-        self.thread.start(self._run())
+        self.thread.start()
 
     def wake(self) -> None:
         """Query the kubelet now; callable from any thread."""
@@ -243,8 +243,9 @@ class KubernetesWatcher:
                     self._wake.clear()
                     answered = await self._refresh()
                     await self._sleep(self._intervals.refresh if answered else self._intervals.retry)
-        finally:
+        except asyncio.CancelledError:  # not after a failure: then the client is used again
             self._kubelet.close()
+            raise
 
     async def _synced(self) -> None:
         deadline = self._loop.time() + self._intervals.sync
@@ -462,7 +463,7 @@ class KubernetesScheduler:
             at=state.at,
             condition=state.condition,
             members=self._members.of_readings(readings) if state.jobs else {},
-            faults=(*state.faults, *self._refused()),
+            faults=(*state.faults, *self._refused(), *self._thread_faults()),
             unanswered_since=state.unanswered_since,
         )
 
@@ -486,6 +487,10 @@ class KubernetesScheduler:
     def _job_of(self, process: ProcessInfo) -> str:
         jobs = self._state.jobs if self._state is not None else {}
         return next((jobs[uid] for uid in _pod_uids(process.cgroup) if uid in jobs), "")
+
+    def _thread_faults(self) -> tuple[Fault, ...]:
+        fault = self._watcher.thread.fault()
+        return () if fault is None else (fault,)
 
     def _resolve_gpus(self, state: KubernetesState, devices: tuple[Device, ...]) -> bool:
         """Resolve the pods' GPUs if the state or the devices have changed; return whether they have."""

@@ -4,6 +4,7 @@ Holds the queue of queries, with back-off while slurmctld does not answer. Block
 `wait_settled`, and drops queries about jobs that have left.
 """
 
+import logging
 import threading
 from collections.abc import Callable, Iterable
 
@@ -14,8 +15,11 @@ from exporter.core.model import SECOND, Fault
 from exporter.schedulers.slurm.client import SlurmClient, SlurmUnavailableError, UnknownJobError
 from exporter.schedulers.slurm.local_node import GpuMap, JobTasks, LocalNode
 from exporter.schedulers.slurm.parsing import NodeState, SlurmJob
+from exporter.worker import Worker
 
 FIRST_PAUSE, LONGEST_PAUSE = 5 * SECOND, 60 * SECOND
+
+log = logging.getLogger(__name__)
 
 
 class JobAnswer(Struct, frozen=True):
@@ -63,13 +67,14 @@ class ControllerQueries:
         self._queries: dict[str, _JobQuery] = {}
         self._node_queried_at: int | None = None
         self._gpu_map_wanted = False
-        self._node_unanswered = self._stopped = self._busy = False
+        self._node_unanswered = self._busy = False
+        self._stop = threading.Event()
         self._updates = Updates()
         self._silence_message = ""
         self._backoff, self._retry_at = Backoff(FIRST_PAUSE, LONGEST_PAUSE), 0
-        self._thread = threading.Thread(target=self._run, name="slurm", daemon=True) if threaded else None
-        if self._thread is not None:
-            self._thread.start()
+        self._worker = Worker("slurm", self._run, stop=self._stop) if threaded else None
+        if self._worker is not None:
+            self._worker.start()
 
     # -- called on the reading thread; only `wait_settled` blocks --
 
@@ -85,7 +90,7 @@ class ControllerQueries:
     @property
     def alive(self) -> bool:
         """Whether queries are still processed."""
-        return self._thread is None or self._thread.is_alive()
+        return self._worker is None or self._worker.alive
 
     def query(self, job_id: str, run: int, *, detail: bool = False) -> None:
         """Queue an inspection of the job on this node and a query to the controller; results carry `run`."""
@@ -123,13 +128,16 @@ class ControllerQueries:
     def wait_settled(self, seconds: float) -> None:
         """Wait until the queue is empty or slurmctld does not answer, at most `seconds`."""
         with self._changed:
-            if self._thread is not None:
+            if self._worker is not None:
                 self._changed.wait_for(self._is_settled, seconds)
 
     def take_updates(self) -> Updates:
         """Return and clear the results so far."""
         with self._changed:
             updates, self._updates = self._updates, Updates()
+            fault = None if self._worker is None else self._worker.fault("scheduler_failed")
+            if fault is not None:
+                updates.faults.append(fault)
             if self._silence_message:
                 updates.faults.append(Fault("controller_silent", self._silence_message))
             return updates
@@ -137,26 +145,26 @@ class ControllerQueries:
     def close(self) -> None:
         """Stop the thread, aborting a running query. Never raises."""
         with self._changed:
-            self._stopped = True
+            self._stop.set()
             self._changed.notify_all()
         self._client.close()
-        if self._thread is not None:
-            self._thread.join(timeout=2.0)
+        if self._worker is not None:
+            self._worker.join(2.0)
 
     def _is_settled(self) -> bool:
         silent = self._clock() < self._retry_at
-        return self._stopped or not (
+        return self._stop.is_set() or not (
             self._busy or self._inspections or self._gpu_map_wanted or (self._queries and not silent)
         )
 
     # -- called on the thread --
 
     def _run(self) -> None:
-        while not self._stopped:
+        while not self._stop.is_set():
             worked = self.step()
             with self._changed:
                 self._changed.notify_all()
-                if not worked and not self._stopped and not self._ready():
+                if not worked and not self._stop.is_set() and not self._ready():
                     self._changed.wait(self._idle_seconds())
 
     def _ready(self) -> bool:
@@ -227,6 +235,11 @@ class ControllerQueries:
             return JobAnswer(job_id, run, gone=True)
         except ValueError as err:
             return JobAnswer(job_id, run, refused=str(err))
+        except SlurmUnavailableError:
+            raise
+        except Exception as err:  # otherwise this query would be repeated for ever, before those of all other jobs
+            log.exception("Slurm: the answer about job %s cannot be read; please report this", job_id)
+            return JobAnswer(job_id, run, refused=repr(err))
 
     def _query_node(self) -> None:
         state: NodeState | None = None

@@ -21,12 +21,13 @@ from msgspec import Struct
 from exporter.clock import Clock
 from exporter.config import Config, FollowSettings
 from exporter.connections import TokenBucket
-from exporter.core.model import SECOND
+from exporter.core.model import SECOND, Fault
 from exporter.job_files import FileRefusedError, FileTail, is_open_for_writing, open_job_file
 from exporter.procfs import parent_pid, read_bytes
 from exporter.training.logs.formats import LineReader, LogEvent, parse_line
 from exporter.training.logs.tracker import LineTime, LogTracker, TimedMessage, date_messages
 from exporter.training.message import LoggedMessage, Message, ReportRefusedError, decode_message
+from exporter.worker import Worker
 from exporter.workloads import WorkloadProcess
 
 # Finding the logs of jobs on this node: the standard output of a process, or, if that is a pipe or a terminal, that of
@@ -462,8 +463,8 @@ class LogFollowerThread:
         self._pending: deque[LoggedMessage] = deque(maxlen=MOST_PENDING)
         self._processes: tuple[WorkloadProcess, ...] = ()
         self._lock, self._wake, self._stop = threading.Lock(), threading.Event(), threading.Event()
-        self._thread = threading.Thread(target=self._run, name="log-followers", daemon=True)
-        self._thread.start()
+        self._worker = Worker("log-followers", self._run, stop=self._stop)
+        self._worker.start()
 
     def poll(self, processes: Sequence[WorkloadProcess]) -> tuple[LoggedMessage, ...]:
         """Messages found since the last call; the thread then polls the logs of `processes`. Does not block."""
@@ -474,6 +475,10 @@ class LogFollowerThread:
         self._wake.set()
         return found
 
+    def fault(self) -> Fault | None:
+        """Return a fault if the thread has failed since the last call."""
+        return self._worker.fault("reports_failed")
+
     def counts(self) -> Mapping[str, int]:
         """Totals since the daemon started, by kind: see COUNTS."""
         with self._lock:
@@ -483,8 +488,8 @@ class LogFollowerThread:
         """Stop the thread and close the files; gives up after 5 s if a file system hangs."""
         self._stop.set()
         self._wake.set()
-        self._thread.join(_WAIT_SECONDS)
-        if not self._thread.is_alive():
+        self._worker.join(_WAIT_SECONDS)
+        if not self._worker.alive:
             self._watcher.close()
 
     def _run(self) -> None:
