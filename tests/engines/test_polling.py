@@ -351,7 +351,8 @@ def test_a_thread_that_fails_is_a_fault(opened: Open) -> None:
     bench = opened(finder=Broken(EngineSettings()))
     bench.until(lambda: bench.said != [])
     message = "".join(bench.said)
-    assert "thread engines failed and began anew (RuntimeError('1 0'))" in message
+    assert "thread engines failed and began anew (" in message
+    assert "RuntimeError('1 0')" in message
 
 
 class Odd(EngineDiscovery):

@@ -471,7 +471,8 @@ def test_the_end_of_a_name_and_the_next_begin_together(here: Node) -> None:
     here.api.has(pod_object("train-0", ownerReferences=kept_by("Job", "train")))
     state = here.held((0, "ml/job/train"))
     begun = next(each for each in state.allocations if each.end is None)
-    assert here.ended[0].end == begun.start
+    # On a busy machine the pod's start, which only the API server knows, may be before it was first seen.
+    assert here.ended[0].end == max(begun.start, here.ended[0].start)
 
 
 # The node.
