@@ -13,11 +13,22 @@ local without_slash(url) = std.rstripChars(url, '/');
     runbookBaseUrl: '',
     // Your Grafana, put before the path in dashboard_url; empty: the path alone.
     dashboardBaseUrl: '',
+    // Address that the dashboards' link Logs opens at the start; empty: Grafana's Explore.
+    logsUrl: '',
     // Labels of every alert, as for routing.
     alertLabels: {},
   },
 
   local config = self._config,
+  local with_logs(board) =
+    if config.logsUrl == '' then board else board {
+      templating+: {
+        list: [
+          variable + (if variable.name == 'logs' then { query: config.logsUrl } else {})
+          for variable in super.list
+        ],
+      },
+    },
   local with_addresses(rule) =
     if !std.objectHas(rule, 'alert') then rule else rule {
       labels+: config.alertLabels,
@@ -55,13 +66,13 @@ local without_slash(url) = std.rstripChars(url, '/');
 
   grafanaDashboardFolder:: 'GPU efficiency',
   grafanaDashboards+:: {
-    'gpu-efficiency-chargeback.json': import 'dashboards/gpu-efficiency-chargeback.json',
-    'gpu-efficiency-fleet.json': import 'dashboards/gpu-efficiency-fleet.json',
-    'gpu-efficiency-inference.json': import 'dashboards/gpu-efficiency-inference.json',
-    'gpu-efficiency-job.json': import 'dashboards/gpu-efficiency-job.json',
-    'gpu-efficiency-node.json': import 'dashboards/gpu-efficiency-node.json',
-    'gpu-efficiency-quality.json': import 'dashboards/gpu-efficiency-quality.json',
-    'gpu-efficiency-training.json': import 'dashboards/gpu-efficiency-training.json',
-    'gpu-efficiency-zombies.json': import 'dashboards/gpu-efficiency-zombies.json',
+    'gpu-efficiency-chargeback.json': with_logs(import 'dashboards/gpu-efficiency-chargeback.json'),
+    'gpu-efficiency-fleet.json': with_logs(import 'dashboards/gpu-efficiency-fleet.json'),
+    'gpu-efficiency-inference.json': with_logs(import 'dashboards/gpu-efficiency-inference.json'),
+    'gpu-efficiency-job.json': with_logs(import 'dashboards/gpu-efficiency-job.json'),
+    'gpu-efficiency-node.json': with_logs(import 'dashboards/gpu-efficiency-node.json'),
+    'gpu-efficiency-quality.json': with_logs(import 'dashboards/gpu-efficiency-quality.json'),
+    'gpu-efficiency-training.json': with_logs(import 'dashboards/gpu-efficiency-training.json'),
+    'gpu-efficiency-zombies.json': with_logs(import 'dashboards/gpu-efficiency-zombies.json'),
   },
 }

@@ -44,6 +44,8 @@ from dashboards.tables import matrix, rows
 _SOURCE = model.DataSourceRef(type_val="prometheus", uid="${datasource}")
 _TAG = "gpu-efficiency"
 _COLUMNS = 24
+_GRAFANA = "11.6.0"
+"""The oldest version that has all that the boards use."""
 _TITLES = 1
 """Height of a row's heading."""
 
@@ -59,14 +61,23 @@ def draw(board: Board) -> str:
         .refresh(board.refresh)
         .timezone("browser")
         .tooltip(model.DashboardCursorSync.CROSSHAIR)
-        .link(_others())
+        .links([_others(), *(_link(each).keep_time(True).include_vars(True) for each in board.links)])
         .variables([_datasource(), *(_variable(each) for each in board.variables)])
         .build()
     )
     built.panels = list(_rows(board.rows))
     made = json.loads(JSONEncoder().encode(built))
     made["annotations"] = {"list": [_OWN_MARKS, *map(_mark, board.marks)]}
+    made["__requires"] = _needed(made["panels"])
     return _written(made)
+
+
+def _needed(panels: list[Any]) -> list[dict[str, str]]:
+    """What grafana.com and the import of Grafana compare with what is installed."""
+    kinds = {panel["type"] for panel in panels} | {each["type"] for panel in panels for each in panel.get("panels", ())}
+    needed = [("grafana", "grafana", _GRAFANA), ("datasource", "prometheus", "1.0.0")]
+    needed += [("panel", kind, "") for kind in sorted(kinds - {"row"})]
+    return [{"type": kind, "id": name, "name": name, "version": version} for kind, name, version in needed]
 
 
 def _written(board: dict[str, Any]) -> str:
@@ -118,7 +129,7 @@ def _datasource() -> dashboard.DatasourceVariable:
 
 
 def _variable(given: Variable) -> Any:
-    made: Any = dashboard.TextBoxVariable(given.name).default_value("") if given.text else _choice(given)
+    made: Any = dashboard.TextBoxVariable(given.name).default_value(given.default) if given.text else _choice(given)
     made = made.label(given.label).description(given.says)
     return made.hide(model.VariableHide.HIDE_VARIABLE) if given.hidden else made
 

@@ -1,4 +1,4 @@
-"""What happened, as marks on the curves: alerts, jobs that begin and end, exporters that restart, Xid errors.
+"""What happened, as marks on the curves: alerts, jobs that begin and end, exporters that restart, Xid errors; and logs.
 
 Owns which board marks what. A board of the whole fleet has alerts alone: thousands of jobs would cover its curves.
 """
@@ -6,7 +6,7 @@ Owns which board marks what. A board of the whole fleet has alerts alone: thousa
 from msgspec.structs import replace
 
 from dashboards import words
-from dashboards.parts import Board, Mark
+from dashboards.parts import Board, Link, Mark, Variable
 from dashboards.series import ITS_NODES, THIS_JOB, THIS_NODE, at
 
 _OURS, _FIRING = 'pack="gpu-efficiency"', 'alertstate="firing"'
@@ -56,6 +56,17 @@ _OF_BOARD = {
 }
 
 
+_LOGS = Variable(
+    name="logs", label="Logs", text=True, default="/explore",
+    says="Address that the link Logs opens, such as a dashboard of Loki; time range and variables are added to it.",
+)  # fmt: skip
+_TO_LOGS = Link("Logs", "${logs:raw}")
+_WITH_LOGS = frozenset({"job", "node", "zombies", "quality"})
+
+
 def with_marks(board: Board) -> Board:
-    """The board with what it marks."""
-    return replace(board, marks=_OF_BOARD.get(board.name, (_PAGES, _TICKETS)))
+    """The board with what it marks, and where it is about nodes or jobs, with the link to their logs."""
+    board = replace(board, marks=_OF_BOARD.get(board.name, (_PAGES, _TICKETS)))
+    if board.name not in _WITH_LOGS:
+        return board
+    return replace(board, links=(_TO_LOGS,), variables=(*board.variables, _LOGS))

@@ -163,6 +163,8 @@ class Variable(Struct, frozen=True, kw_only=True):
     query: str = ""
     text: bool = False
     """Typed in."""
+    default: str = ""
+    """What is typed in at the start."""
     choices: Mapping[str, str] = {}
     """What can be chosen, where no query finds it: values and what a reader sees instead; the first at the start."""
     many: bool = False
@@ -199,6 +201,8 @@ class Board(Struct, frozen=True, kw_only=True):
     rows: tuple[Row, ...]
     variables: tuple[Variable, ...] = ()
     marks: tuple[Mark, ...] = ()
+    links: tuple[Link, ...] = ()
+    """At the top, beside the other boards; each carries the time range and the variables along."""
     since: str = "now-24h"
     refresh: str = "1m"
 

@@ -34,6 +34,18 @@ def test_it_holds_every_board() -> None:
     assert evaluated("mixin.grafanaDashboards") == files
 
 
+def test_the_address_of_logs_is_the_operators() -> None:
+    boards = evaluated("(mixin + { _config+:: { logsUrl: 'https://grafana.example/d/logs' } }).grafanaDashboards")
+    asked = {
+        name: [each["query"] for each in board["templating"]["list"] if each["name"] == "logs"]
+        for name, board in boards.items()
+    }
+    assert {name.split("-")[-1] for name, found in asked.items() if found} == {
+        "job.json", "node.json", "quality.json", "zombies.json",
+    }  # fmt: skip
+    assert {query for found in asked.values() for query in found} == {"https://grafana.example/d/logs"}
+
+
 def test_addresses_and_labels_of_alerts_are_the_operators() -> None:
     own = {
         "runbookBaseUrl": "https://wiki.example/runbooks/", "dashboardBaseUrl": "https://grafana.example",

@@ -90,7 +90,8 @@ def test_a_file_that_drifts_is_named(
 def test_grafana_s_own_types_read_a_file_and_lose_nothing_of_it(board: Board) -> None:
     there = file_of(board)
     read = json.loads(JSONEncoder(sort_keys=True).encode(Dashboard.from_json(there)))
-    assert read | {"annotations": there["annotations"]} == there  # those of Prometheus have fields of their own
+    # Annotations of Prometheus have fields of their own; __requires is for the import alone.
+    assert read | {name: there[name] for name in ("annotations", "__requires")} == there
 
 
 @OF_BOARDS
@@ -291,6 +292,27 @@ def test_every_board_marks_alerts_and_those_of_few_nodes_what_happened_on_them(b
     for mark in board.marks:
         assert faults_of_query(as_promql(mark.expr), KNOWN) == []
         assert set(_CHOSEN.findall(mark.expr)) <= {variable.name for variable in board.variables}
+
+
+@OF_BOARDS
+def test_boards_of_nodes_and_jobs_lead_to_logs_with_their_time_and_variables(board: Board) -> None:
+    links = [link for link in file_of(board)["links"] if link["title"] == "Logs"]
+    assert len(links) == (board.name in {"job", "node", "zombies", "quality"})
+    for link in links:
+        assert link["url"] == "${logs:raw}"
+        assert link["keepTime"]
+        assert link["includeVars"]
+        (variable,) = (each for each in file_of(board)["templating"]["list"] if each["name"] == "logs")
+        assert (variable["type"], variable["query"]) == ("textbox", "/explore"), "Grafana's own, until it is set"
+
+
+@OF_BOARDS
+def test_every_file_names_the_panels_that_it_needs(board: Board) -> None:
+    written = file_of(board)
+    drawn = [*written["panels"], *(inner for row in written["panels"] for inner in row.get("panels", ()))]
+    needed = {(each["type"], each["id"]) for each in written["__requires"]}
+    panels = {("panel", each["type"]) for each in drawn if each["type"] != "row"}
+    assert needed == {("grafana", "grafana"), ("datasource", "prometheus"), *panels}
 
 
 # -- colours --
