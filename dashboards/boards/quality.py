@@ -360,6 +360,10 @@ def _or_said(expr: str, label: str, nothing: str) -> str:
     return f'{expr} or on () label_replace(0 * sum({at(_OWNED)}), "{label}", "{nothing}", "", "")'
 
 
+_SILENT_HOURS = (
+    f"label_replace(clamp_min(({hours(_OWNED)}) - ({hours(_HEARD)} or 0 * {hours(_OWNED)}), 0) > 0,"
+    f' "reason", "{_SILENT}", "", "")'
+)
 _NOT_SEEN = Row(
     "What is not seen, and why",
     (
@@ -388,10 +392,10 @@ _NOT_SEEN = Row(
         Panel(
             title="GPU-hours not seen, by reason",
             kind=_listed("reason", "Reason", "GPU-hours", bar=words.UNKNOWN, decimals=2),
-            shows="Unobserved GPU-hours of reporting nodes in the time shown, by reason.",
+            shows="GPU-hours of the time shown that were not observed, by reason, silent nodes included.",
             bad="one long bar",
             do="its meaning and remedy are in the runbook ExporterBlind",
-            queries=(Query(_or_said(hours(_UNSEEN, by="reason"), "reason", "all was seen")),),
+            queries=(Query(_or_said(f"{hours(_UNSEEN, by='reason')} or {_SILENT_HOURS}", "reason", "all was seen")),),
             unit="short",
             decimals=2,
             width=7,

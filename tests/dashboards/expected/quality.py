@@ -53,6 +53,10 @@ ROWS = (
         panel="GPU-hours not seen, by reason", scenario="blind", where={"reason": "source_failed"}, minutes=30,
         worth=lambda played: unseen(played, 30), within=0.08,
     ),
+    Expected(
+        panel="GPU-hours not seen, by reason", scenario="blind", where={"reason": "node not reporting"}, minutes=30,
+        worth=always(ON_A_NODE / 2), within=0.15,
+    ),
     Expected(panel="GPUs not seen", scenario="blind", letter="D", worth=lambda played: unseen(played, 5) * 12),
     Expected(panel="GPUs not seen", scenario="blind", letter="G", worth=always(ON_A_NODE), within=0),
     Expected(
