@@ -12,6 +12,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import Meta, Raw, Struct, field, structs
 
+from exporter.core.board_health import BoardHealth
 from exporter.core.collectives import CollectiveStats
 from exporter.core.communication import LevelTracker
 from exporter.core.host import JobHost
@@ -30,7 +31,7 @@ from exporter.core.ledger import (
 )
 from exporter.core.model import Allocation, Device, HangFinding, Owner, State
 from exporter.core.serving import TOKEN_KINDS, ServingStats, ServingTotals
-from exporter.core.states import BoardHealth, GpuTimers
+from exporter.core.timers import GpuTimers
 from exporter.core.uncertainty import Uncertainty
 from exporter.core.workload import TrainingProgress, TrainingRun
 

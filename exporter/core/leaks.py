@@ -20,7 +20,7 @@ from exporter.core.pipes import TENSOR as TENSOR_PIPE
 from exporter.core.pipes import pipe_activity
 from exporter.core.policy import Policy
 from exporter.core.serving import ServingShares
-from exporter.core.states import BEGINNING, LAUNCHES, NO_SIGNS, RESTARTED, SAVING, STARVED, STEADY
+from exporter.core.timers import BEGINNING, LAUNCHES, NO_SIGNS, RESTARTED, SAVING, STARVED, STEADY
 from exporter.core.workload import (
     BUBBLE,
     CHECKPOINT,

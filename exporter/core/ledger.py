@@ -13,15 +13,17 @@ from operator import attrgetter
 from msgspec import Struct
 from msgspec.structs import replace
 
+from exporter.core.board_health import BoardHealth
 from exporter.core.collectives import CollectiveStats
 from exporter.core.communication import LevelTracker
+from exporter.core.criteria import Criteria, criteria_of
 from exporter.core.evidence import Evidence
 from exporter.core.host import JobHost, PortState
 from exporter.core.leaks import LEAK_NAMES, LeakShares
 from exporter.core.model import MS, NEVER, PPM, SECOND, Allocation, Device, HangFinding, Owner, Reading, Spec, State
 from exporter.core.policy import Policy
 from exporter.core.serving import ServingStats
-from exporter.core.states import BoardHealth, Criteria, GpuTimers, criteria_of
+from exporter.core.timers import GpuTimers
 from exporter.core.uncertainty import Uncertainty
 from exporter.core.workload import TrainingProgress, TrainingRun, WorkloadCredit
 

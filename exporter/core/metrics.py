@@ -10,6 +10,7 @@ from typing import Generic, TypeVar
 
 from msgspec import Struct
 
+from exporter.core.board_health import CLOCK_LIMITERS
 from exporter.core.collectives import COLLECTIVE_NAMES, CollectiveView, CommunicationView
 from exporter.core.evidence import HANG_SIGNS
 from exporter.core.host import CAUSES, RESOURCES, PortState
@@ -28,7 +29,6 @@ from exporter.core.snapshot import (
     sum_by_leak,
     valid_value,
 )
-from exporter.core.states import CLOCK_LIMITERS
 from exporter.core.workload import LOSS_EVENTS, WALL_TIME_PHASES, TrainingView
 
 MetricSample = tuple[tuple[str, ...], float | str]

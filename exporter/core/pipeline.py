@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from exporter.core.attribution import OwnedInterval, attribute, divide_proportionally, sm_use_by_holder
 from exporter.core.communication import UNKNOWN_LEVELS, SmLevels
+from exporter.core.criteria import TENSOR_JOB, Criteria, hang_windows, own_hang_window
 from exporter.core.evidence import NO_SPIN, SPIN, SPIN_IF_FLAT, UTILIZATION_LAG, Evidence, evaluate
 from exporter.core.findings import apply_finding
 from exporter.core.host import apply_hosts
@@ -33,19 +34,8 @@ from exporter.core.model import (
 from exporter.core.pipes import NONE, TENSOR, pools_of
 from exporter.core.policy import Policy
 from exporter.core.reports import apply_collectives, apply_host_usage, apply_report, apply_serving
-from exporter.core.states import (
-    BEGINNING,
-    TENSOR_JOB,
-    Criteria,
-    StateInterval,
-    classify,
-    hang_windows,
-    own_hang_window,
-    saves,
-    skip_unobserved,
-    split_at_changes,
-    update_activity,
-)
+from exporter.core.states import StateInterval, classify, skip_unobserved, split_at_changes, update_activity
+from exporter.core.timers import BEGINNING, saves
 from exporter.core.workload import (
     MODEL,
     REPEATED,

@@ -10,7 +10,7 @@ from msgspec import Struct, field
 
 from exporter.core.communication import Estimate
 from exporter.core.leaks import LEAK_NAMES, LEAKS, LeakShares, Span
-from exporter.core.states import BEGINNING
+from exporter.core.timers import BEGINNING
 
 _COMMUNICATION = LEAK_NAMES.index("exposed_communication")
 _AFTER_COMMUNICATION = frozenset(

@@ -9,6 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from exporter.config import ConfigError, load
+from exporter.core.board_health import CLOCK_LIMITERS
 from exporter.core.exposition import render
 from exporter.core.leaks import LEAK_NAMES
 from exporter.core.ledger import Ledger
@@ -17,7 +18,6 @@ from exporter.core.model import MS, Health, Observation, Reading, State
 from exporter.core.pipeline import advance
 from exporter.core.policy import Policy
 from exporter.core.snapshot import DaemonMetadata, take_snapshot
-from exporter.core.states import CLOCK_LIMITERS
 from exporter.trace import TraceHeader, TraceWriter, read_trace
 from tests.core.test_laws import POLICY, finite, halved, relaxed, run, signals, totals
 from tests.worlds import RESTING, SPINNING, WORKING, S, cut, device, first, held, reading, seen

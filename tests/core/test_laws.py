@@ -36,7 +36,7 @@ from exporter.core.model import (
 from exporter.core.pipeline import advance
 from exporter.core.policy import Policy
 from exporter.core.snapshot import DaemonMetadata, take_snapshot
-from exporter.core.states import BEGINNING, NO_SIGNS, STARVED, STEADY
+from exporter.core.timers import BEGINNING, NO_SIGNS, STARVED, STEADY
 from tests.worlds import H100, RESTING, SPINNING, WORKING, device
 
 # Thresholds short enough for the generated minutes to cross each of them.

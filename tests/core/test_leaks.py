@@ -23,7 +23,7 @@ from exporter.core.leaks import (
 )
 from exporter.core.model import PPM, State
 from exporter.core.policy import Policy
-from exporter.core.states import BEGINNING, NO_SIGNS, RESTARTED, SAVING, STARVED, STEADY
+from exporter.core.timers import BEGINNING, NO_SIGNS, RESTARTED, SAVING, STARVED, STEADY
 from tests.worlds import H100, RESTING, SPINNING, WORKING, device, reading
 
 POLICY = Policy()

@@ -14,7 +14,7 @@ from exporter.core.model import PPM, State, TrainingReport
 from exporter.core.pipeline import advance
 from exporter.core.policy import Policy
 from exporter.core.snapshot import DaemonMetadata, JobView, take_snapshot
-from exporter.core.states import BEGINNING, NO_SIGNS, RESTARTED, SAVING, STARVED, STEADY
+from exporter.core.timers import BEGINNING, NO_SIGNS, RESTARTED, SAVING, STARVED, STEADY
 from exporter.core.uncertainty import ESTIMATED_LEAKS, MARGIN, Bounds, Uncertainty, evidence_of, main_evidence
 from exporter.core.workload import WorkloadCredit
 from tests.core.test_checkpoint import again
