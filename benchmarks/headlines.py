@@ -29,11 +29,11 @@ def lines(records: Mapping[str, Record], page: str) -> Iterator[str]:
         wrong, residual = (found[f"random training jobs, counters, 1 s: points {what}"] for what in _NAMES)
         where = f"([how]({page}#in-a-world-that-is-not-ours))"
         yield (
-            f"- **Names of losses, from counters alone: of 100 simulated GPU-hours of training, "
-            f"{wrong.removeprefix('mean ')} are booked to a wrong leak**, and {residual.removeprefix('mean ')} "
-            f"to leaks that name no cause, such as `unattributed_stall`, although there was one {where}."
+            f"- **Leaks, from counters alone: of 100 simulated GPU-hours of training, "
+            f"{wrong.removeprefix('mean ')} are booked to a wrong leak.** Another {residual.removeprefix('mean ')} have "
+            f"a cause, but are booked to a leak that names none, such as `unattributed_stall` {where}."
         )
-        yield f"- **Hangs, from counters alone: precision {precision}, recall {recall}**, simulated {where}."
+        yield f"- **Hangs, from counters alone: precision {precision}, recall {recall}** in simulated jobs {where}."
 
 
 def _figures(records: Mapping[str, Record], name: str) -> dict[str, str]:
