@@ -41,7 +41,7 @@ def table(side: Side, *, width: int, height: int) -> Panel:
         " money a month (730 h) at the mean rate, of these jobs and of the whole fleet, GPUs nobody holds included."
         " Coverage: the share of the GPU time that the best source covers. No data is not zero.",
         bad="more than the range, dearest first; and a low share heard, for then the figure is too low",
-        do="click on jobs to see who loses most; the leak's row below has its metric, its team and what to do",
+        do="click on jobs to see who loses most; the leak's row below has its metric, who acts and what to do",
         queries=(
             Query(by_loss(these, lambda loss: share(loss, side))),
             Query(by_loss(these, lambda loss: share(loss, side, 100 / loss.expected.high))),
@@ -66,7 +66,7 @@ def _columns(these: tuple[Loss, ...], side: Side) -> Iterator[Column]:
     yield Column(of="B", title="Of its top", unit="percentunit", decimals=0, width=90, steps=against)
     yield Column(of="C", title="A month", unit="short", decimals=1, width=90)
     yield Column(of="currency", title="Currency", width=80)
-    yield _said("team", "Team", {loss.key: loss.team for loss in these}, 90)
+    yield _said("team", "Who acts", {loss.key: loss.team for loss in these}, 90)
     yield Column(of="E", title="Coverage", unit="percentunit", decimals=0, width=70, steps=spoken)
     jobs = Link("The jobs that lose most to it", f"{to(side.name, '', leak=CLICKED).url}&viewPanel=panel-{JOBS}")
     yield Column(of="who", title="Who", texts={"|".join(k.rows): "jobs" for k in these}, width=55, link=jobs)

@@ -177,20 +177,22 @@ _LEAKS_INTRO = """\
 # Leaks: what to expect, to watch and to do
 
 A leak is a reason why paid GPU time was not useful work. The label `leak` has the names of 24 leaks as its values
-([all of them](metrics.md#values-of-leak)), and three more that are no leaks: `useful`; `unobserved`, while telemetry or
-the owner is unknown; and `unresolved`, while a kernel ran whose use cannot be judged, because tensor activity or the
-GPU's peak is unknown, or no counter shows what it computes (integer work, graphics, video).
+([all of them](metrics.md#values-of-leak)). It has three more values, which are no leaks:
+
+- `useful`: work at the dense tensor peak.
+- `unobserved`: there was no trustworthy telemetry, or the owner of an idle GPU was unknown.
+- `unresolved`: a kernel ran, but its usefulness cannot be measured. Tensor activity or the GPU's peak is unknown, or no
+  counter shows what the kernel computes (integer work, graphics, video).
 
 This page sorts 17 of the 24 leaks into twelve *kinds* known from the literature; the other seven leaks are
-[below](#the-other-seven-leaks). `gpu-efficiency leaks` prints it in a terminal, and `gpu-efficiency leaks --json` for
-programs. It is generated from the table in `exporter/core/leak_guide.py`.
+[below](#the-other-seven-leaks). `gpu-efficiency leaks` prints the same in a terminal, and `gpu-efficiency leaks --json`
+prints it for programs. All three are generated from one table, `exporter/core/leak_guide.py`.
 
 The layer is the ratio that a leak lowers: `gau` (occupied / observed), `ectr` (computing / occupied) or `emfu` (useful
-/ computing). *Observed* is all paid time except `unobserved`. *Occupied* is the time of GPUs whose job is not idle,
-less the share of a GPU that its job never needs. *Computing* is the part of it in which the job does not wait for data,
-another rank, the host or a restart ([accounting](accounting.md)).
+/ computing). [README](../README.md) and [accounting](accounting.md) define these times. In short, a GPU is *occupied*
+unless it is unavailable, unallocated or a zombie, and *computing* unless its job waits.
 
-The role is who can usually act; it is not the label `team`, which your workload rules set. *platform* runs the cluster,
+The role is who can usually act. It is not the label `team`, which your workload rules set. *platform* runs the cluster,
 *scheduling* decides who gets which GPU, *training* and *serving* run jobs and servers, *model* writes the model's code,
 *data* supplies the input.
 
@@ -199,9 +201,10 @@ The role is who can usually act; it is not the label `team`, which your workload
 _EXPECT_HEAD = """
 ## What to expect
 
-GPU-hours lost of 100 paid hours. Every range is an estimate of this project: most fleets should lie within it. Keys in
-brackets name the [publications](#literature) on which a range is based; (E) marks a judgement of the authors without a
-publication behind it. Each publication measured a single system, so the ranges are wider than its figures.
+How many of 100 paid GPU-hours each kind takes. Every range is an estimate of this project: most fleets should lie within
+it. Keys in brackets name the [publications](#literature) on which a range is based. (E) marks a judgement of the
+authors without a publication behind it. Each publication measured a single system, and some measured another quantity,
+so no range is copied from one.
 
 | # | kind | training | inference |
 |---|---|---|---|"""
@@ -212,23 +215,24 @@ The GPU-seconds of each leak are in `gpu_efficiency_node_seconds_total{leak="...
 `cluster_leak:gpu_efficiency_cost:per_hour{leak="..."}`. The table below has the series that show why a leak is large.
 Names with a colon are recorded by the rules in `alerts/*.yaml`, which Prometheus must load. A runbook is named where an
 alert exists. In names, `ofu` (overall FLOPs utilization) is the share of the dense tensor peak that the GPU delivered:
-tensor activity x (its clock / the clock for which the peak is specified).
+tensor activity x (the GPU's clock / the clock for which the peak is specified).
 
-| evidence | the leak is counted |
+| evidence | where the time of the leak comes from |
 |---|---|
-| measured | from hardware counters and the scheduler |
-| estimated | from hardware counters, by a formula or by indicators |
-| calibrated | the same, with levels that were measured for this job (`exposed_communication` alone) |
-| reported | from the reports of the training job |
-| engine | from the metrics of the serving engine |
+| measured | hardware counters and the scheduler |
+| estimated | hardware counters, by a formula or by indicators |
+| reported | the reports of the training job |
+| engine | the metrics of the serving engine |
 
-An estimate has bounds: [what is an estimate](accounting.md#what-is-an-estimate).
+An estimate has bounds: [what is an estimate](accounting.md#what-is-an-estimate). Job reports name a fifth evidence,
+*calibrated*, for `exposed_communication` alone: it is estimated, but from SM activities that were measured for this job
+instead of assumed ones.
 
-Some leaks can be seen only in a job's reports or in an engine's metrics. Without these, such a leak stays at 0, and its
-time counts as one of the leaks that counters can show (mostly `unattributed_stall`, `memory_bound`, `low_parallelism`
-and `other_compute`) or as `useful`. A leak with both *reported* and *estimated* in the column "evidence" is estimated
-until the job reports. Time without speculative decoding is in no leak: where it might help, it is counted by
-`gpu_efficiency_advice_seconds_total{advice="speculative_decoding"}`, which is a hint.
+Some leaks can be seen only in a job's reports or in an engine's metrics. Without these, such a leak stays at 0. Its time
+then counts as a leak that counters can show (mostly `unattributed_stall`, `memory_bound`, `low_parallelism` or
+`other_compute`) or as `useful`. If the column "evidence" has both *reported* and *estimated*, the leak is estimated until
+the job reports. Not to use speculative decoding is no leak. Where it might help,
+`gpu_efficiency_advice_seconds_total{advice="speculative_decoding"}` counts the time as a hint.
 
 | # | metric to watch | series | evidence | signals needed | runbook |
 |---|---|---|---|---|---|"""
@@ -268,7 +272,7 @@ def leaks_arguments(command: argparse.ArgumentParser) -> None:
 
 def _json_tree() -> dict[str, object]:
     return {
-        "twelve": LEAK_GUIDE,
+        "twelve": [msgspec.structs.asdict(entry) | {"fix": entry.fix} for entry in LEAK_GUIDE],
         "others": OTHER_LEAKS,
         "useful": dict(EXPECTED_USEFUL),
         "literature": dict(LITERATURE),

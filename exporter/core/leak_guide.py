@@ -1,11 +1,13 @@
 """Describes twelve well-known leaks: texts, expected ranges, literature, and the rows of LEAKS that book each.
 
-`gpu-efficiency leaks`, docs/leaks.md, dashboards and reports derive from it.
+`gpu-efficiency leaks`, docs/leaks.md and dashboards derive from it; reports have the texts of LEAKS.
 """
 
 from collections.abc import Mapping
 
 from msgspec import Struct
+
+from exporter.core.leaks import LEAKS
 
 EVIDENCE_KINDS = ("measured", "reported", "engine", "estimated")
 """Kinds of evidence: hardware counters and the scheduler; workload reports; a serving engine; a formula."""
@@ -42,8 +44,6 @@ class LeakGuideEntry(Struct, frozen=True):
     """The metric to watch, in words."""
     series: tuple[str, ...]
     """Metrics or recording rules that show it, some with label selectors."""
-    fix: str
-    """The first remedy."""
     evidence: tuple[str, ...]
     """Kinds of evidence (EVIDENCE_KINDS) on which it is booked."""
     needs: str
@@ -53,6 +53,13 @@ class LeakGuideEntry(Struct, frozen=True):
     """Expected losses; None: does not occur in this workload."""
     runbook: str = ""
     """Alert whose runbook in docs/runbooks covers it."""
+
+    @property
+    def fix(self) -> str:
+        """The first remedy of each of its rows, as LEAKS has it; with the row's name where there are several."""
+        if len(self.rows) == 1:
+            return _FIX_OF[self.rows[0]]
+        return ". ".join(f"{row}: {_FIX_OF[row]}" for row in self.rows)
 
 
 class OtherLeak(Struct, frozen=True):
@@ -65,6 +72,7 @@ class OtherLeak(Struct, frozen=True):
     runbook: str = ""
 
 
+_FIX_OF = {leak.name: leak.fix for leak in LEAKS}
 _SHARE = "job_leak:gpu_efficiency_share:ratio_rate5m"
 
 LEAK_GUIDE: tuple[LeakGuideEntry, ...] = (
@@ -75,21 +83,19 @@ LEAK_GUIDE: tuple[LeakGuideEntry, ...] = (
             "job:gpu_efficiency_arithmetic_intensity:flops_per_byte",
             "job:gpu_efficiency_dram_active:ratio_rate5m",
         ),
-        fix="bigger batches; fused kernels; lower precision; tensor shapes that fill the SMs",
         evidence=("measured",), needs="tensor, SM and DRAM counters",
         training=ExpectedLoss(10, 30, ("ivanov2021", "llama2024")),
         inference=ExpectedLoss(20, 55, ("pope2022", "roofline"))),
     LeakGuideEntry(2, "idle allocation", ("gau",), "platform",
         rows=("idle_allocation",),
-        watch="share of GPU-hours that are unoccupied (1 - GAU), and of it the part in this leak",
+        watch="share of GPU-hours that are unoccupied (1 - GAU), and this leak's share of paid time",
         series=(
             "cluster:gpu_efficiency_unoccupied:ratio_rate5m",
             'cluster_leak:gpu_efficiency_share:ratio_rate5m{leak="idle_allocation"}',
             "job:gpu_efficiency_cost_idle:per_hour",
         ),
-        fix="reclaim zombies; run queued jobs on free GPUs; scale servers to the demand",
         evidence=("measured", "engine", "estimated"),
-        needs="the scheduler and hardware counters; for servers without requests also the serving engine's metrics",
+        needs="the scheduler and hardware counters; for servers also the serving engine's metrics",
         training=ExpectedLoss(5, 20, ("kokolis2024", "weng2023")),
         inference=ExpectedLoss(10, 40, ("xiang2025",)),
         runbook="GPUZombie"),
@@ -101,7 +107,6 @@ LEAK_GUIDE: tuple[LeakGuideEntry, ...] = (
             "job:gpu_efficiency_memory_used:bytes",
             "job:gpu_efficiency_ofu:ratio_rate5m",
         ),
-        fix="a MIG slice or a smaller GPU; several models on one GPU",
         evidence=("estimated",), needs="hardware counters; only jobs on one GPU are judged",
         training=ExpectedLoss(0, 5), inference=ExpectedLoss(2, 20, ("xiang2025",)),
         runbook="GPUOversized"),
@@ -109,7 +114,6 @@ LEAK_GUIDE: tuple[LeakGuideEntry, ...] = (
         rows=("host_overhead",),
         watch="share of time in which small kernels wait for the CPU to launch them",
         series=(f'{_SHARE}{{leak="host_overhead"}}',),
-        fix="CUDA graphs; compilation; fused kernels; preparing the next batch on the CPU while the GPU computes",
         evidence=("estimated",),
         needs="SM and graphics-engine activity once a second; 30-second averages, a dcgm-exporter's default, are too"
         " coarse",
@@ -124,7 +128,6 @@ LEAK_GUIDE: tuple[LeakGuideEntry, ...] = (
             "job:gpu_efficiency_reported_goodput:ratio",
             "job:gpu_efficiency_progress:ratio",
         ),
-        fix="checkpoint often, asynchronously and in shards; restart in place; keep spare nodes",
         evidence=("measured", "reported", "estimated"),
         needs="hardware counters for hangs; the scheduler for restarts; the job's report for restores and repeated"
         " steps; for checkpoints the job's report, or else an estimate",
@@ -134,7 +137,6 @@ LEAK_GUIDE: tuple[LeakGuideEntry, ...] = (
         rows=("exposed_communication",),
         watch="time in communication that no computation hides",
         series=(f'{_SHARE}{{leak="exposed_communication"}}', "job_rank:gpu_efficiency_straggler"),
-        fix="overlap communication with computation; tensor parallelism inside the NVLink domain; find the straggler",
         evidence=("reported", "estimated"), needs="the job's report, or else an estimate from link and SM counters",
         training=ExpectedLoss(3, 20, ("deepseek2024", "megascale2024")), inference=ExpectedLoss(1, 10),
         runbook="StragglerRank"),
@@ -142,7 +144,6 @@ LEAK_GUIDE: tuple[LeakGuideEntry, ...] = (
         rows=("pipeline_bubble",),
         watch="share of a step in which a pipeline stage has nothing to compute",
         series=("job:gpu_efficiency_bubble:ratio", f'{_SHARE}{{leak="pipeline_bubble"}}'),
-        fix="more microbatches; interleaved stages; stages of equal work",
         evidence=("reported",),
         needs="the job's report: its stages, microbatches and schedule, or the time in phase `bubble`",
         training=ExpectedLoss(0, 12, ("narayanan2021",)), inference=ExpectedLoss(0, 2)),
@@ -150,7 +151,6 @@ LEAK_GUIDE: tuple[LeakGuideEntry, ...] = (
         rows=("recomputation",),
         watch="hardware FLOPs utilization less model FLOPs utilization (HFU - MFU)",
         series=("job:gpu_efficiency_hfu_mfu_gap:ratio_rate5m",),
-        fix="selective recomputation; sequence parallelism; offload what memory cannot hold",
         evidence=("reported",), needs="the job's report: model FLOPs, and which recomputation it uses",
         training=ExpectedLoss(0, 15, ("korthikanti2022", "palm2022")), inference=None),
     LeakGuideEntry(9, "KV-cache pressure", ("ectr", "emfu"), "serving",
@@ -161,7 +161,6 @@ LEAK_GUIDE: tuple[LeakGuideEntry, ...] = (
             "job:gpu_efficiency_preemptions:rate5m",
             "job:gpu_efficiency_recomputed_tokens:rate5m",
         ),
-        fix="quantise the KV cache; give it more memory; fewer requests at once; one more replica",
         evidence=("engine",), needs="the serving engine's metrics",
         training=None, inference=ExpectedLoss(1, 10, ("kwon2023",))),
     LeakGuideEntry(10, "prefill-decode interference", ("ectr",), "serving",
@@ -171,32 +170,29 @@ LEAK_GUIDE: tuple[LeakGuideEntry, ...] = (
             'job:gpu_efficiency_latency:seconds{kind="itl",percentile="p99"}',
             'job:gpu_efficiency_latency:seconds{kind="ttft"}',
         ),
-        fix="chunked prefill; prefill and decode on separate GPUs",
         evidence=("engine",), needs="the serving engine's metrics",
         training=None, inference=ExpectedLoss(1, 10, ("agrawal2024", "zhong2024"))),
     LeakGuideEntry(11, "under-filled batches", ("ectr",), "serving",
         rows=("batching",),
-        watch="batch fill, beside the queue delay",
+        watch="batch fill, together with the queue delay",
         series=(
             "job:gpu_efficiency_batch_fill:ratio",
             'job:gpu_efficiency_latency:seconds{kind="queue"}',
             'job_state:gpu_efficiency_requests{state="waiting"}',
         ),
-        fix="continuous batching; a higher batch limit; fewer, fuller replicas",
         evidence=("engine",), needs="the serving engine's metrics",
         training=None, inference=ExpectedLoss(2, 20, ("yu2022",))),
-    LeakGuideEntry(12, "speculative decoding unused or rejected", ("emfu",), "serving",
+    LeakGuideEntry(12, "rejected speculative decoding", ("emfu",), "serving",
         rows=("rejected_speculation",),
-        watch="draft acceptance and tokens per forward pass",
+        watch="draft acceptance and tokens per forward pass; where speculative decoding is not used, the last of these"
+        " series grows if it might help",
         series=(
             "job:gpu_efficiency_draft_acceptance:ratio_rate5m",
             "job:gpu_efficiency_tokens_per_pass:ratio_rate5m",
             'job:gpu_efficiency_advice_seconds:rate5m{advice="speculative_decoding"}',
         ),
-        fix="if drafts are rejected: shorter drafts, a better draft model, or none; if unused: try it where"
-        " gpu_efficiency_advice_seconds_total grows",
         evidence=("engine",),
-        needs="the serving engine's metrics; only rejected drafts are a loss",
+        needs="the serving engine's metrics",
         training=None, inference=ExpectedLoss(0, 5, ("leviathan2023",))),
 )  # fmt: skip
 
@@ -209,7 +205,7 @@ OTHER_LEAKS: tuple[OtherLeak, ...] = (
         ExpectedLoss(1, 15, ("mohan2021",)), ExpectedLoss(0, 2)),
     OtherLeak("unattributed_stall", "waiting of unknown cause; a job that reports its phases has little of it",
         ExpectedLoss(0, 10), ExpectedLoss(0, 10)),
-    OtherLeak("other_compute", "kernels that neither use tensor cores nor are limited by memory or idle SMs",
+    OtherLeak("other_compute", "kernels that use no tensor cores, and are limited neither by memory nor by idle SMs",
         ExpectedLoss(1, 10), ExpectedLoss(0, 10)),
     OtherLeak("throttled", "tensor work lost because power, heat or settings keep the clock below that of the peak",
         ExpectedLoss(0, 5), ExpectedLoss(0, 5), runbook="GPUThrottledCostly"),
@@ -262,8 +258,8 @@ LITERATURE: Mapping[str, Citation] = {
     "pope2022": Citation("Pope et al. 2022, Efficiently Scaling Transformer Inference, MLSys 2023",
         "PaLM 540B: MFU at most 76 %, in prefill with large batches"),
     "roofline": Citation("Arithmetic, from the H100's 989.4 TFLOP/s dense and 3.35 TB/s",
-        "decoding reads each 16-bit weight for 2 FLOPs a sequence: below 295 sequences per batch, memory is the limit;"
-        " a batch of 32 reaches 11 % of the peak"),
+        "decoding reads each 16-bit weight once per batch, for 2 FLOPs per sequence: memory is the limit below 295"
+        " sequences per batch; a batch of 32 reaches 11 % of the peak"),
     "sglang2024": Citation("SGLang team 2024, SGLang v0.4, blog",
         "a serving engine spends up to 50 % of its time on CPU work that does not overlap GPU work"),
     "vllm2024": Citation("vLLM team 2024, vLLM v0.6.0, blog",

@@ -258,6 +258,7 @@ class Leak(Struct, frozen=True):
     """measured, estimated, reported (by the workload) or engine (reported by a serving engine). With two kinds, the
     second applies until the workload reports. `uncertainty` finds out which applied, and adds calibrated."""
     team: str = "platform"
+    """The role that can act; reports name it so, because `team` is also a label of jobs."""
     watch: str = ""
     """The metric to watch."""
     fix: str = ""
@@ -286,11 +287,13 @@ LEAKS: tuple[Leak, ...] = (
         "time nobody holds the GPU; the waiting of zombies, and of servers without a request",
         pools=(WAIT, SLACK), detector=detect_idle_allocation,
         takes_all_in=frozenset({State.UNALLOCATED, State.UNOWNED}),
-        watch="unoccupied GPU-hour ratio", fix="reclaim zombies; run queued jobs on free GPUs; shrink the reservation",
+        watch="share of GPU-hours that are unoccupied (1 - GAU)",
+        fix="reclaim zombies; run queued jobs on free GPUs; shrink the reservation",
         colour="#DE6F0E"),
     Leak("hung", "ectr", "all time a job spins without progress, its idle culprits included",
         takes_all_in=frozenset({State.HUNG}), team="training",
-        watch="MTTD, MTTR, goodput", fix="dump stacks on the culprit rank, then restart from the checkpoint",
+        watch="time to detect, time to recover, goodput",
+        fix="dump stacks on the culprit rank, then restart from the checkpoint",
         colour="#86319E"),
     Leak("failure_recovery", "ectr", "waiting from a restart to the first work, and while state is restored",
         pools=(WAIT, SLACK), evidence="reported or measured", signs=(BEGINNING, REPORTING),
@@ -298,7 +301,7 @@ LEAKS: tuple[Leak, ...] = (
             span.waiting(left), left if span.restarted else span.reported(RESTORE)
         ),
         balance=RESTORE, team="training",
-        watch="MTTR, goodput", fix="checkpoint more often; restart in place", colour="#CB75D9"),
+        watch="time to recover, goodput", fix="checkpoint more often; restart in place; keep spare nodes", colour="#CB75D9"),
     Leak("startup", "ectr", "waiting from the allocation to the first work",
         pools=(WAIT, SLACK), evidence="reported or measured", signs=(BEGINNING, REPORTING),
         detector=lambda span, left: min(
@@ -332,7 +335,8 @@ LEAKS: tuple[Leak, ...] = (
         watch="batch fill, queue time", fix="continuous batching; raise the batch limit", colour="#BB4999"),
     Leak("host_overhead", "ectr", "gaps between kernels too small to fill the GPU",
         pools=(WAIT,), evidence="estimated", detector=detect_host_overhead, signs=(STEADY,), team="training",
-        watch="host-bound fraction", fix="CUDA graphs, compilation, fused kernels, a faster host loop",
+        watch="share of time in which small kernels wait for the CPU",
+        fix="CUDA graphs, compilation, fused kernels, a faster host loop",
         colour="#FF9ED8"),
     Leak("unattributed_stall", "ectr", "the rest of waiting",
         pools=(WAIT,), detector=take_remainder, team="training",
@@ -340,7 +344,8 @@ LEAKS: tuple[Leak, ...] = (
     Leak("exposed_communication", "ectr", "kernels that only move data between GPUs or wait for a peer",
         pools=(SLACK,), evidence="reported or estimated", detector=detect_exposed_communication, balance=COMMUNICATION,
         team="training",
-        watch="exposed communication", fix="overlap with compute; place ranks closer; find the straggler",
+        watch="time in communication that no computation hides",
+        fix="overlap with compute; place ranks closer; find the straggler",
         colour="#E3679F"),
     Leak("prefill_decode_interference", "ectr", "decode steps stretched by prefills beside them",
         pools=(SLACK,), evidence="engine", signs=(REPORTING,), team="serving",
@@ -352,7 +357,7 @@ LEAKS: tuple[Leak, ...] = (
         watch="arithmetic intensity", fix="bigger batches, fused kernels, lower precision", colour="#4AC6FA"),
     Leak("low_parallelism", "emfu", "SMs without a warp while a kernel runs",
         pools=(SLACK,), detector=detect_low_parallelism, team="model",
-        watch="per-workload memory and compute use", fix="bigger batches; a smaller GPU or MIG slice",
+        watch="memory and compute that the job uses", fix="bigger batches; a smaller GPU or MIG slice",
         colour="#016085"),
     Leak("other_compute", "emfu", "the rest of kernel time without tensor work",
         pools=(SLACK,), detector=take_remainder, team="model",
@@ -364,7 +369,7 @@ LEAKS: tuple[Leak, ...] = (
     Leak("rejected_speculation", "emfu", "draft tokens computed and thrown away",
         pools=(TENSOR,), evidence="engine", signs=(REPORTING,), team="serving",
         detector=lambda span, _: span.pools[TENSOR] * span.shares.rejected_drafts // PPM,
-        watch="draft acceptance, tokens per forward pass", fix="a better draft model, shorter drafts",
+        watch="draft acceptance, tokens per forward pass", fix="a better draft model, shorter drafts, or none",
         colour="#78BEFD"),
     Leak("kv_cache_pressure", "emfu", "tokens computed twice after eviction",
         pools=(TENSOR,), evidence="engine", signs=(REPORTING,), team="serving",
@@ -373,7 +378,7 @@ LEAKS: tuple[Leak, ...] = (
     Leak("recomputation", "emfu", "activations computed twice to save memory",
         pools=(TENSOR,), evidence="reported", detector=detect_recomputation, signs=(REPORTING,), balance=RECOMPUTATION,
         team="training",
-        watch="HFU-MFU gap", fix="selective recomputation", colour="#609AE7"),
+        watch="HFU-MFU gap", fix="selective recomputation; sequence parallelism; offload what memory cannot hold", colour="#609AE7"),
     Leak("padding", "emfu", "padded sequences and tiles, dropped expert slots",
         pools=(TENSOR,), evidence="reported", signs=(REPORTING,), team="data",
         detector=lambda span, left: 0 if span.model_ppm is None else left - span.model_ppm,
@@ -384,7 +389,8 @@ LEAKS: tuple[Leak, ...] = (
         watch="steps repeated per restart", fix="checkpoint more often", colour="#95B6FD"),
     Leak("oversized_allocation", "gau", "the part of a GPU a job never needed, out of what was lost anyway",
         evidence="estimated", team="scheduling",
-        watch="peak need against the smallest slice", fix="MIG slice or a smaller board", colour="#FBAC16"),
+        watch="memory and compute that the job uses, and the smallest MIG slice that would hold it",
+        fix="a MIG slice or a smaller GPU; several models on one GPU", colour="#FBAC16"),
 )  # fmt: skip
 
 LEAK_NAMES = (*(leak.name for leak in LEAKS), "useful", "unresolved", "unobserved")

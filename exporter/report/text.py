@@ -57,7 +57,7 @@ def _advice_lines(report: JobReport) -> Iterator[str]:
 
 def advice_details(part: WaterfallPart) -> Iterator[str]:
     """Yield what to do about a leak; nothing if only a newer daemon knows it."""
-    details = ("team", part.team), ("do", part.fix), ("watch", part.watch)
+    details = ("role", part.team), ("do", part.fix), ("watch", part.watch)
     return (f"   {label}: {text}" for label, text in details if text)
 
 

@@ -63,7 +63,7 @@ def test_they_are_twelve_in_the_words_of_the_field() -> None:
         "KV-cache pressure",
         "prefill-decode interference",
         "under-filled batches",
-        "speculative decoding unused or rejected",
+        "rejected speculative decoding",
     ]
 
 

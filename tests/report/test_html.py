@@ -104,7 +104,7 @@ def test_the_advice_is_said_once_as_cards() -> None:
     ]  # fmt: skip
     assert "12.3 %, 3.95 GPU-hours, 7.90 USD" in cards[0]
     assert "Overlap with compute; place ranks closer; find the straggler" in cards[0]
-    assert "teamtraining" in cards[0]
+    assert "roletraining" in cards[0]
     assert _titles(made).count(ADVICE_TITLE) == 1
 
 
