@@ -21,7 +21,7 @@ def document() -> str:
 
 
 def _table() -> Iterator[str]:
-    yield "| drill | fires within | what happens | other alerts |"
+    yield "| drill | fires within | what happens | other alerts that fire |"
     yield "|---|---|---|---|"
     for name in sorted((*DRILLS, *NO_DRILL)):
         drill = DRILLS.get(name)

@@ -201,8 +201,8 @@ The role is who can usually act. It is not the label `team`, which your workload
 _EXPECT_HEAD = """
 ## What to expect
 
-How many of 100 paid GPU-hours each kind takes. Every range is an estimate of this project: most fleets should lie within
-it. Keys in brackets name the [publications](#literature) on which a range is based. (E) marks a judgement of the
+How many of 100 paid GPU-hours each kind takes. Every range is an estimate of this project: most fleets should lie
+within it. Keys in brackets name the [publications](#literature) on which a range is based. (E) marks a judgement of the
 authors without a publication behind it. Each publication measured a single system, and some measured another quantity,
 so no range is copied from one.
 
@@ -228,10 +228,10 @@ An estimate has bounds: [what is an estimate](accounting.md#what-is-an-estimate)
 *calibrated*, for `exposed_communication` alone: it is estimated, but from SM activities that were measured for this job
 instead of assumed ones.
 
-Some leaks can be seen only in a job's reports or in an engine's metrics. Without these, such a leak stays at 0. Its time
-then counts as a leak that counters can show (mostly `unattributed_stall`, `memory_bound`, `low_parallelism` or
-`other_compute`) or as `useful`. If the column "evidence" has both *reported* and *estimated*, the leak is estimated until
-the job reports. Not to use speculative decoding is no leak. Where it might help,
+Some leaks can be seen only in a job's reports or in an engine's metrics. Without these, such a leak stays at 0. Its
+time then counts as a leak that counters can show (mostly `unattributed_stall`, `memory_bound`, `low_parallelism` or
+`other_compute`) or as `useful`. If the column "evidence" has both *reported* and *estimated*, the leak is estimated
+until the job reports. Not to use speculative decoding is no leak. Where it might help,
 `gpu_efficiency_advice_seconds_total{advice="speculative_decoding"}` counts the time as a hint.
 
 | # | metric to watch | series | evidence | signals needed | runbook |

@@ -301,7 +301,8 @@ LEAKS: tuple[Leak, ...] = (
             span.waiting(left), left if span.restarted else span.reported(RESTORE)
         ),
         balance=RESTORE, team="training",
-        watch="time to recover, goodput", fix="checkpoint more often; restart in place; keep spare nodes", colour="#CB75D9"),
+        watch="time to recover, goodput",
+        fix="checkpoint more often; restart in place; keep spare nodes", colour="#CB75D9"),
     Leak("startup", "ectr", "waiting from the allocation to the first work",
         pools=(WAIT, SLACK), evidence="reported or measured", signs=(BEGINNING, REPORTING),
         detector=lambda span, left: min(
@@ -378,7 +379,8 @@ LEAKS: tuple[Leak, ...] = (
     Leak("recomputation", "emfu", "activations computed twice to save memory",
         pools=(TENSOR,), evidence="reported", detector=detect_recomputation, signs=(REPORTING,), balance=RECOMPUTATION,
         team="training",
-        watch="HFU-MFU gap", fix="selective recomputation; sequence parallelism; offload what memory cannot hold", colour="#609AE7"),
+        watch="HFU-MFU gap", fix="selective recomputation; sequence parallelism; offload what memory cannot hold",
+        colour="#609AE7"),
     Leak("padding", "emfu", "padded sequences and tiles, dropped expert slots",
         pools=(TENSOR,), evidence="reported", signs=(REPORTING,), team="data",
         detector=lambda span, left: 0 if span.model_ppm is None else left - span.model_ppm,

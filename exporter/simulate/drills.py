@@ -53,9 +53,10 @@ class Drill(Struct, frozen=True, kw_only=True):
 
 
 NO_DRILL: Mapping[str, str] = {
-    "ConservationBroken": "it needs a bug of the exporter; it takes the route of ExporterBlind: drill that",
-    "EfficiencyRegressed": "it compares with a median of hours in Prometheus itself; its severity is info, as"
-    " GPUOversized's: drill that",
+    "ConservationBroken": "the alert needs a bug of the exporter. To test its route in Alertmanager, drill"
+    " ExporterBlind",
+    "EfficiencyRegressed": "the alert compares with a median over hours in Prometheus. To test its route in"
+    " Alertmanager, drill GPUOversized",
 }
 """Alerts that no simulation can cause within minutes, and why."""
 
@@ -135,23 +136,23 @@ DRILL_SCENARIOS: Mapping[str, Scenario] = {
 DRILLS: Mapping[str, Drill] = {
     "ExporterBlind": Drill(
         scenario="drill_silent", minutes=17,
-        about="the telemetry source stops answering two minutes after the start",
+        about="two minutes after the start the telemetry source stops answering",
     ),
     "ExporterClockSkew": Drill(
         scenario="drill_clock", minutes=10, about="the node's clock is two minutes ahead",
     ),
     "ExporterDown": Drill(
         scenario="drill_still", minutes=9,
-        about="the daemon stands still two minutes after the start and refuses its page for 13 minutes; Prometheus must"
-        " have scraped it before, and the ticket ends after it answers again",
+        about="two minutes after the start the daemon stops answering scrapes, for 13 minutes. Prometheus must have"
+        " scraped it before. The ticket ends after it answers again",
     ),
     "ExporterMissing": Drill(
         cluster=True, minutes=21, companions=("LowAllocationWithQueue",),
-        about="a simulated Slurm has a node for which no exporter speaks",
+        about="a simulated Slurm has a node without an exporter",
     ),
     "ExporterProfilingBlocked": Drill(
         scenario="drill_refused", minutes=13,
-        about="the driver refuses the performance counters two minutes after the start",
+        about="two minutes after the start the driver refuses the performance counters",
     ),
     "ExemptionExpired": Drill(
         minutes=1, about="an exemption expired on 1 January 2026",
@@ -161,8 +162,8 @@ DRILLS: Mapping[str, Drill] = {
     ),
     "FleetBlind": Drill(
         scenario="drill_silent", minutes=25, nodes=2, companions=("ExporterBlind",),
-        about="the telemetry of two nodes stops answering two minutes after the start; start both. Once they are"
-        ' stopped, the rules remember them for a day: silence cluster="drill-FleetBlind" for as long',
+        about="two minutes after the start the telemetry of two nodes stops answering. Start both nodes. The rules"
+        ' remember the nodes for a day after you stop them: silence cluster="drill-FleetBlind" for that time',
     ),
     "GPUAllocatedWithoutProcess": Drill(
         scenario="drill_without_process", minutes=4, preroll_seconds=3000,
@@ -170,7 +171,7 @@ DRILLS: Mapping[str, Drill] = {
     ),
     "GPULost": Drill(
         scenario="lost_gpu", gpus=3, minutes=3, preroll_seconds=720,
-        about="a GPU has fallen off the bus two minutes ago; its job waits for it",
+        about="a GPU fell off the bus two minutes before the start, and its job waits",
     ),
     "GPUOversized": Drill(
         scenario="oversized_allocation", minutes=6, preroll_seconds=4200, gpus=1,
@@ -178,8 +179,7 @@ DRILLS: Mapping[str, Drill] = {
     ),
     "GPUThrottledCostly": Drill(
         scenario="throttled", minutes=8, preroll_seconds=360, gpus=1, settings={"policy.throttled_share": 0.02},
-        about="hot air holds the clocks down; the alert counts the last half hour, so the share that it allows is 2 %"
-        " in the drill",
+        about="heat lowers the clocks. The alert counts the last half hour, so the drill sets throttled_share to 2 %",
     ),
     "GPUUnownedProcess": Drill(
         scenario="leaked_process", minutes=4, preroll_seconds=1320,
@@ -190,16 +190,16 @@ DRILLS: Mapping[str, Drill] = {
         about="a batch job has kept a CUDA context for 45 minutes and run no kernel",
     ),
     "HistoryFailing": Drill(
-        minutes=16, history=False, about="the daemon's history cannot be written, from the start",
+        minutes=16, history=False, about="from the start, the daemon's history cannot be written",
     ),
     "IdleAllocationCost": Drill(
         scenario="drill_unallocated", minutes=21, settings={"budget.idle_per_hour": 0.01},
-        about="nobody holds the GPUs, and the budget for idle GPUs is 0.01 an hour",
+        about="no GPU is allocated, and the drill sets the budget for idle GPUs to 0.01 an hour",
     ),
     "JobDeadlocked": Drill(
         scenario="drill_deadlock", gpus=8, minutes=5, preroll_seconds=2400,
-        about="a job of eight GPUs has hung for 38 minutes, and is cancelled 30 minutes after the start, which ends the"
-        " page; let it run until then, for a page is held while its nodes cannot be asked",
+        about="a job of eight GPUs has hung for 38 minutes. 30 minutes after the start it is cancelled, which ends the"
+        " page. Let the drill run until then: a page stays while the job's nodes do not respond",
     ),
     "JobFlopsMisreported": Drill(
         scenario="drill_misreported", minutes=27, preroll_seconds=600, gpus=1,
@@ -207,19 +207,19 @@ DRILLS: Mapping[str, Drill] = {
     ),
     "JobHungSuspected": Drill(
         scenario="drill_spinning", gpus=1, minutes=15, preroll_seconds=300,
-        about="a kernel has waited for a flag for five minutes, without the counters that could prove a hang",
+        about="a kernel has spun for five minutes, and the counters that could prove a hang are missing",
     ),
     "LowAllocationWithQueue": Drill(
         cluster=True, minutes=16, companions=("ExporterMissing",),
-        about="in a simulated Slurm a job waits that would fit the free GPUs",
+        about="a simulated Slurm has a pending job that would fit its free GPUs",
     ),
     "NodeScrapedTwice": Drill(
         minutes=11, scrape_jobs=2, gpus=1, about="two scrape jobs have the same target",
     ),
     "SchedulerDataStale": Drill(
         scenario="drill_unanswered", minutes=12, companions=("ExporterBlind",),
-        about="the scheduler stops answering two minutes after the start; later the node is blind, too, for the owners"
-        " of its GPUs are unknown",
+        about="two minutes after the start the scheduler stops answering. Later the owners of the GPUs are unknown, so"
+        " their time is unobserved too",
     ),
     "StragglerRank": Drill(
         scenario="straggler", minutes=28, preroll_seconds=300, gpus=8,
