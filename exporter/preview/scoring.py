@@ -353,7 +353,7 @@ def unjudged_notes(rows: Iterable[Score]) -> Iterator[str]:
     counts = [f"{row.label} {row.episodes_unjudged}" for row in rows if row.episodes_unjudged]
     if counts:
         yield (
-            "taken back, and neither right nor wrong because less than half of the time afterwards was observed: "
+            "reclaimed, and neither right nor wrong because less than half of the time afterwards was observed: "
             + ", ".join(counts)
         )
 
@@ -390,7 +390,7 @@ def _heading_lines(result: PreviewResult) -> Iterator[str]:
     yield from wrap(result.source, WIDTH)
     yield f"{format_time(result.since)} to {format_time(result.until)}, {result.gpu_hours_held:,.1f} GPU-hours held"
     yield from wrap(
-        "A GPU is taken back when " + " or ".join(_STATE_TEXTS[s] for s in result.taken_back_when) + ".", WIDTH
+        "Assumed: a GPU is reclaimed when " + " or ".join(_STATE_TEXTS[s] for s in result.taken_back_when) + ".", WIDTH
     )
     yield from wrap(result.definition, WIDTH)
 
@@ -439,7 +439,7 @@ def _hit_lines(hit: Hit) -> Iterator[str]:
     gpus = "1 GPU" if len(hit.gpus) == 1 else f"{len(hit.gpus)} GPUs"
     where = f" in {shorten(hit.cluster, 16)}" if hit.cluster else ""
     yield from wrap(
-        f"job {shorten(hit.job_id, 24)}{where}, taken back {format_time(hit.taken_at)}, {gpus}{times}",
+        f"job {shorten(hit.job_id, 24)}{where}, reclaimed {format_time(hit.taken_at)}, {gpus}{times}",
         WIDTH,
         initial_indent="    ",
         subsequent_indent="    ",

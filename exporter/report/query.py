@@ -284,7 +284,7 @@ def _no_job_message(job_query: JobQuery, at: float, since: float) -> str:
     if stored:
         return (
             f"no job {job_query.job_id} is stored there in the {since / DAY_SECONDS:g} days before: is the id as"
-            " gpu_efficiency_job_info has it (Kubernetes: namespace/pod)? Try --since, --at or --match"
+            " gpu_efficiency_job_info has it (Kubernetes: namespace/kind/name)? Try --since, --at or --match"
         )
     return (
         "nothing of gpu-efficiency is stored there in the hour before: does that Prometheus scrape the daemons? Try"

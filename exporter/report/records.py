@@ -100,7 +100,7 @@ def find_last_run(records: Iterable[JobRecord], *, job_id: str, at: float) -> Jo
     if not matching:
         raise ReportError(
             f"no source has a record of job {job_id}: is the id as gpu_efficiency_job_info has it (Kubernetes:"
-            " namespace/pod)? Try --since, --at, or other nodes and stores"
+            " namespace/kind/name)? Try --since, --at, or other nodes and stores"
         )
     # the latest record belongs to the run even if a damaged row has an impossible end
     start, same_run = matching[0].start, [matching[0]]

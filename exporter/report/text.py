@@ -42,7 +42,7 @@ MAX_LEAKS = 3
 ADVICE_TITLE = "What to do first"
 _PLUGINS = {"inspector": "NCCL Inspector", "comma": "CoMMA"}
 _FAILURE_LABELS = {
-    "hung": "hung", "zombie": "zombie (time at rest)", "xid": "critical errors (Xid)", "unavailable": "unavailable",
+    "hung": "hung", "zombie": "zombie (its idle_allocation)", "xid": "critical errors (Xid)", "unavailable": "unavailable",
     "restart": "restarts, and what recovery took", "rework": "steps made again",
 }  # fmt: skip
 

@@ -45,7 +45,7 @@ def shown(*rows: Score, **changes: object) -> str:
 def test_the_head_says_what_was_looked_at() -> None:
     assert shown(score(), taken_back_when=("hung", "zombie")).startswith(
         "Replayed: a.jsonl\n1970-01-01 00:00 UTC to 1970-01-01 02:00 UTC, 16.0 GPU-hours held\n"
-        "A GPU is taken back when it hangs or it is a zombie.\n"
+        "Assumed: a GPU is reclaimed when it hangs or it is a zombie.\n"
         "Right: until its allocation or the recording ended, the GPU did no real work.\n"
         "Real work: effective work for more than 1 % of that time or more than 10 min in\nall, by the readings:"
     )
@@ -110,7 +110,7 @@ def test_a_hit_says_who_when_and_how_often() -> None:
         "2.5",
         "h",
     ]
-    assert found.splitlines()[-1] == "    job 7 in eu, taken back 1970-01-01 00:00 UTC, 2 GPUs, 3 times"
+    assert found.splitlines()[-1] == "    job 7 in eu, reclaimed 1970-01-01 00:00 UTC, 2 GPUs, 3 times"
 
 
 @pytest.mark.parametrize(
