@@ -30,8 +30,8 @@ def lines(records: Mapping[str, Record], page: str) -> Iterator[str]:
         where = f"([how]({page}#in-a-world-that-is-not-ours))"
         yield (
             f"- **Leaks, from counters alone: of 100 simulated GPU-hours of training, "
-            f"{wrong.removeprefix('mean ')} are booked to a wrong leak.** Another {residual.removeprefix('mean ')} have "
-            f"a cause, but are booked to a leak that names none, such as `unattributed_stall` {where}."
+            f"{wrong.removeprefix('mean ')} are booked to a wrong leak.** Another {residual.removeprefix('mean ')} "
+            f"have a cause, but are booked to a leak that names none, such as `unattributed_stall` {where}."
         )
         yield f"- **Hangs, from counters alone: precision {precision}, recall {recall}** in simulated jobs {where}."
 

@@ -42,8 +42,8 @@ MAX_LEAKS = 3
 ADVICE_TITLE = "What to do first"
 _PLUGINS = {"inspector": "NCCL Inspector", "comma": "CoMMA"}
 _FAILURE_LABELS = {
-    "hung": "hung", "zombie": "zombie (its idle_allocation)", "xid": "critical errors (Xid)", "unavailable": "unavailable",
-    "restart": "restarts, and what recovery took", "rework": "steps made again",
+    "hung": "hung", "zombie": "zombie (its idle_allocation)", "xid": "critical errors (Xid)",
+    "unavailable": "unavailable", "restart": "restarts, and what recovery took", "rework": "steps made again",
 }  # fmt: skip
 
 
