@@ -303,7 +303,7 @@ def test_lines_are_one_for_each_row_and_one_for_all() -> None:
 def test_of_each_leak_it_is_said_whose_it_is_unless_it_is_one_s_alone() -> None:
     said = render_text(summary_tables(sums(lot(user="ada", data_stall=3, hung=2), lot("8", user="bob", data_stall=1))))
     assert "1. data_stall: 4.00 GPU-hours\n   whose: ada 75.0 %, bob 25.0 %\n" in said
-    assert "2. hung: 2.00 GPU-hours\n   team" in said
+    assert "2. hung: 2.00 GPU-hours\n   role" in said
 
 
 def test_large_sums_have_no_cents_and_programs_get_what_is_worked_out() -> None:
