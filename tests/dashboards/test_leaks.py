@@ -22,7 +22,7 @@ from tests.dashboards.stories import Story
 from tests.dashboards.world import World, world
 
 SIDES = pytest.mark.parametrize("side", [TRAINING, INFERENCE], ids=lambda side: side.name)
-NEW = replace(LEAK_GUIDE[8], number=99, name="cosmic rays", fix="a roof", needs="a window", rows=("hung",))
+NEW = replace(LEAK_GUIDE[8], number=99, name="cosmic rays", needs="a window", rows=("hung",))
 
 
 def texts(side: Side, label: str) -> Mapping[str, str]:
