@@ -1,0 +1,74 @@
+"""The red team's runner works, and its reading of the books notices what is wrong with them."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.fuzz.redteam.books import Books
+from tests.fuzz.redteam.campaign import ATTACKS
+from tests.fuzz.redteam.child import Child
+from tests.fuzz.redteam.tally import Tally
+
+_ROOT = Path(__file__).resolve().parents[3]
+_PAGE = """# TYPE gpu_efficiency_seconds_total counter
+gpu_efficiency_seconds_total{{uuid="a",gpu="0",leak="hung",layer="ectr"}} 0.1
+gpu_efficiency_seconds_total{{uuid="a",gpu="0",leak="useful",layer="useful"}} {useful}
+gpu_efficiency_paid_seconds_total{{uuid="a",gpu="0"}} {paid}
+gpu_efficiency_faults_total{{kind="x"}} {faults}
+"""
+
+
+def page(*, useful: str = "0.2", paid: str = "0.3", faults: str = "7") -> str:
+    return _PAGE.format(useful=useful, paid=paid, faults=faults)
+
+
+def test_books_that_are_right() -> None:
+    books = Books()
+    assert books.check(page()) == books.check(page(useful="1.2", paid="1.3", faults="8")) == []
+    assert books.sums == 2
+    assert books.compared == 8
+
+
+def test_parts_are_compared_digit_for_digit() -> None:
+    (wrong,) = Books().check(page(paid="0.3000000001"))
+    assert "paid_seconds_total of a is 0.3000000001, its parts are 0.3" in wrong
+
+
+def test_a_counter_that_goes_back_is_noticed_even_after_an_absence() -> None:
+    books = Books()
+    books.check(page())
+    books.check("")
+    (wrong,) = books.check(page(faults="6"))
+    assert 'faults_total{kind="x"} went back from 7 to 6' in wrong
+
+
+def test_a_counter_that_is_no_number_is_noticed() -> None:
+    assert "is NaN" in Books().check(page(faults="NaN"))[0]
+
+
+def test_tallies_come_back_from_processes() -> None:
+    def work(tally: Tally) -> None:
+        tally.attempt(3)
+        tally.came("refused", 2)
+
+    tally = Child(work).wait(30)
+    assert (tally.attempts, dict(tally.outcomes)) == (3, {"refused": 2})
+
+
+@pytest.mark.e2e
+def test_the_runner_runs(tmp_path: Path) -> None:
+    """Every class attacks, in small; times are not judged, for this machine may do anything else meanwhile."""
+    words = ["--minutes", "0.12", "--settle", "1", "--intensity", "0.03", "--overlap", "10", "--seed", "7"]
+    words += ["--json", str(tmp_path / "out")]
+    ran = subprocess.run(
+        [sys.executable, "-m", "tests.fuzz.redteam", *words], cwd=_ROOT, check=False, capture_output=True, text=True
+    )
+    assert ran.returncode in {0, 1}, ran.stderr
+    found = json.loads((tmp_path / "out").read_text())
+    assert {row["attack"] for row in found["attacks"] if row["attempts"]} == set(ATTACKS)
+    for check in ("daemon", "killed for memory", "counters that went back", "books that do not add up"):
+        assert found["checks"][check]["good"], ran.stdout
+    assert "Traceback" not in ran.stderr
