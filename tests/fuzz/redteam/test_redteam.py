@@ -61,7 +61,7 @@ def test_tallies_come_back_from_processes() -> None:
 @pytest.mark.e2e
 def test_the_runner_runs(tmp_path: Path) -> None:
     """Every class attacks, in small; times are not judged, for this machine may do anything else meanwhile."""
-    words = ["--minutes", "0.12", "--settle", "1", "--intensity", "0.03", "--overlap", "10", "--seed", "7"]
+    words = ["--minutes", "0.08", "--settle", "1", "--intensity", "0.03", "--overlap", "10", "--seed", "7"]
     words += ["--json", str(tmp_path / "out")]
     ran = subprocess.run(
         [sys.executable, "-m", "tests.fuzz.redteam", *words], cwd=_ROOT, check=False, capture_output=True, text=True

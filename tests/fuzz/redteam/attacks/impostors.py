@@ -41,10 +41,12 @@ def attack(episode: Episode) -> None:
             uid = episode.dice.choice((*STRANGERS, LOGGING.uid))
             folder = _delegated(episode, uid) if episode.target.cgroups and os.getuid() == 0 else None
             name = episode.dice.choice(_NAMES).format(id=HONEST.id, uid=HONEST.uid, mine=uid, node="redteam")
-            children.append(Child(Impostor(episode.target, folder, name), uid=uid, first=_entering(folder)))
+            children.append(
+                Child(Impostor(episode.target, folder, name, episode.until), uid=uid, first=_entering(folder))
+            )
             made.append(folder)
             time.sleep(0.05)
-        end = time.monotonic() + _STAY + 2
+        end = min(time.monotonic() + _STAY, episode.until + 1) + 2
         for child in children:
             episode.tally.add(child.wait(max(end - time.monotonic(), 0)))
         for folder in made:
@@ -95,8 +97,8 @@ def removed(folder: Path | None) -> None:
 class Impostor:
     """A process that makes itself a group named like a job's, and reports for that job."""
 
-    def __init__(self, target: Target, folder: Path | None, name: str) -> None:
-        self._target, self._folder, self._name = target, folder, name
+    def __init__(self, target: Target, folder: Path | None, name: str, until: float) -> None:
+        self._target, self._folder, self._name, self._until = target, folder, name, until
 
     def __call__(self, tally: Tally) -> None:
         tally.attempt()
@@ -121,7 +123,7 @@ class Impostor:
             line.setblocking(False)  # noqa: FBT003
             try:
                 line.connect(str(self._target.socket))
-                end = time.monotonic() + _STAY
+                end = min(time.monotonic() + _STAY, self._until + 1)
                 while (left := end - time.monotonic()) > 0:
                     line.send(forged())
                     if select.select([line], [], [], min(left, 1))[0]:
