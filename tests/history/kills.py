@@ -46,7 +46,7 @@ def killed(folder: Path, *, times: int, seed: int, longest: float) -> Came:
         time.sleep(1.0)
         down = float(page.total("unobserved_seconds_total", reason="exporter_down"))
         assert served.program.end() == 0, served.program.log()
-    receipts = _judged(node)
+    receipts = judged(node)
     return Came(node.told.pages, receipts, len(node.told.jobs), times, down, time.monotonic() - began)
 
 
@@ -65,7 +65,8 @@ def _live(served: Served, chance: random.Random, longest: float) -> None:
     killer.join()
 
 
-def _judged(node: Node) -> int:
+def judged(node: Node) -> int:
+    """Check the store that the last daemon left; return the number of its job records."""
     with closing(open_read_only(node.store)) as store:
         left = read_checkpoint(store)
         statements, books = store.job_records(JobRecordQuery(limit=100_000)), store.closed_books()

@@ -6,7 +6,7 @@
 import random
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from decimal import Decimal
 from pathlib import Path
@@ -105,23 +105,24 @@ class Node:
         self._starts = 0
 
     @contextmanager
-    def running(self, *words: str) -> Iterator["Served"]:
-        """Start the daemon; at the end of the block it is killed if it still runs."""
+    def running(self, *words: str, program: Sequence[str] = ()) -> Iterator["Served"]:
+        """Start the daemon, or the `program` of an installed version; at the end of the block it is killed if it runs."""
         self._starts += 1
-        line = command(
-            "serve", "--source", "nvml", "--scheduler", "mapping-dir", "--sampling.interval-seconds", "0.2",
-            "--web.listen-address", "127.0.0.1:0", "--history.file", f"{self.store}", *words,
-        )  # fmt: skip
-        program = Program(line, self.folder / f"serve-{self._starts}.log", environment(**self._env))
+        line = [
+            *(program or command()), "serve", "--source", "nvml", "--scheduler", "mapping-dir",
+            "--sampling.interval-seconds", "0.2", "--web.listen-address", "127.0.0.1:0", "--history.file", f"{self.store}", *words,
+        ]  # fmt: skip
+        env = environment(**self._env) | ({"PYTHONPATH": ""} if program else {})
+        daemon = Program(line, self.folder / f"serve-{self._starts}.log", env)
         try:
-            yield Served(program, self.told)
+            yield Served(daemon, self.told)
         except BaseException as err:
-            err.add_note(program.log()[-4000:])
+            err.add_note(daemon.log()[-4000:])
             raise
         finally:
-            program.process.kill()
-            program.process.wait()
-        assert "Traceback" not in program.log(), program.log()
+            daemon.process.kill()
+            daemon.process.wait()
+        assert "Traceback" not in daemon.log(), daemon.log()
 
 
 class Served:
