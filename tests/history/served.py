@@ -106,11 +106,12 @@ class Node:
 
     @contextmanager
     def running(self, *words: str, program: Sequence[str] = ()) -> Iterator["Served"]:
-        """Start the daemon, or the `program` of an installed version; at the end of the block it is killed if it runs."""
+        """Start the daemon, or an installed `program`; at the end of the block it is killed if it still runs."""
         self._starts += 1
         line = [
             *(program or command()), "serve", "--source", "nvml", "--scheduler", "mapping-dir",
-            "--sampling.interval-seconds", "0.2", "--web.listen-address", "127.0.0.1:0", "--history.file", f"{self.store}", *words,
+            "--sampling.interval-seconds", "0.2", "--web.listen-address", "127.0.0.1:0",
+            "--history.file", f"{self.store}", *words,
         ]  # fmt: skip
         env = environment(**self._env) | ({"PYTHONPATH": ""} if program else {})
         daemon = Program(line, self.folder / f"serve-{self._starts}.log", env)

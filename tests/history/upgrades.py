@@ -1,14 +1,13 @@
 """Upgrades and downgrades an installed daemon on one store, again and again, while jobs start and end.
 
-`python -m tests.history.upgrades --old COMMIT` installs the wheels of an older and of the last commit into an environment each,
-starts them in turn on the same store, and stops or kills each after some seconds. No counter that an
+`python -m tests.history.upgrades --old COMMIT` installs the wheels of an older and of the last commit into an
+environment each, starts them in turn on the same store, and stops or kills each after some seconds. No counter that an
 old and a new one share may ever go back, every job has one job record, and every second is booked once.
 """
 
 import argparse
 import random
 import subprocess
-import sys
 import tarfile
 import tempfile
 from io import BytesIO
@@ -82,4 +81,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
