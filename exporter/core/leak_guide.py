@@ -201,7 +201,7 @@ OTHER_LEAKS: tuple[OtherLeak, ...] = (
         ExpectedLoss(0, 5, ("cui2025",)), ExpectedLoss(0, 5, ("cui2025",)), runbook="GPULost"),
     OtherLeak("startup", "waiting from the allocation to the first work: pulling images, loading weights, compiling",
         ExpectedLoss(0, 5), ExpectedLoss(0, 8)),
-    OtherLeak("data_stall", "waiting for input data",
+    OtherLeak("data_stall", "the job waits for its next batch of input",
         ExpectedLoss(1, 15, ("mohan2021",)), ExpectedLoss(0, 2)),
     OtherLeak("unattributed_stall", "waiting of unknown cause; a job that reports its phases has little of it",
         ExpectedLoss(0, 10), ExpectedLoss(0, 10)),
