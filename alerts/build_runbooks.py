@@ -227,6 +227,12 @@ the alert's `job_id`, GPU an index on the node, PID a process, POD and NS a pod 
 from a shell: `promtool query instant http://PROMETHEUS:9090 'QUERY'`. The daemon answers on port 19400 of each node,
 `gpu-efficiency cluster` on 19401. Its unit is called `gpu-efficiency` here; yours may have another name.
 
+`nvidia-smi`, `dcgmi`, `ps`, `dmesg`, `journalctl`, `systemctl` and `gpu-efficiency` are run on the node, and so is what
+fetches from `localhost:19400`: the page and the JSON API are served there only, unless you have configured users or
+certificates ([security.md](../security.md#who-can-access-what)). On Kubernetes run
+`kubectl -n NS port-forward POD 19400` beside it, and leave out `ssh NODE`. Where `web.config_file` configures TLS and
+users, it is `curl -k -u USER https://localhost:19400/...`.
+
 - Money is in the currency of `[[prices]]`; without a price table it is in GPU-hours. (E) marks an estimate.
 - Prices, thresholds, rules for jobs and exemptions are reloaded within seconds of a change of the configuration file,
   or on SIGHUP; other settings need a restart of the daemon ([reload](../operations.md#reload)).

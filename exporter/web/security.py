@@ -9,12 +9,13 @@ import hashlib
 import hmac
 import logging
 import os
+import socket
 import threading
 import time
 from base64 import b64decode
 from binascii import Error as NotBase64
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, MutableMapping
 from contextlib import AbstractAsyncContextManager
 from ipaddress import ip_address
 from math import inf
@@ -271,8 +272,8 @@ _LOOPBACK_ONLY = (
     " /metrics, /healthz and /readyz are served here"
 )
 _HOST_HEADER = (
-    "over the loopback the Host header must be localhost or an address, so that no foreign page in a browser can read"
-    " this one; ask for http://localhost, or set a password (web.config_file)"
+    "over the loopback the Host header must be localhost, this host's own name or an address, so that no foreign page"
+    " in a browser can read this one; ask for http://localhost, or set a password (web.config_file)"
 )
 _OTHER_ADDRESS = "served at web.page_address; /metrics, /healthz and /readyz are served here"
 
@@ -284,6 +285,8 @@ class WebListener(Struct, frozen=True):
     serves_pages: bool = True
     """False: the page and the JSON API are at another address."""
     open_page: bool = False
+    own_names: frozenset[str] = frozenset()
+    """Names of this host that the Host header may have over loopback, in lower case."""
 
 
 class TrackedConnection(Protocol):
@@ -325,11 +328,29 @@ def refusal_reason(listener: WebListener, *, local: str, peer: str, host: str | 
         return ""
     if not (is_loopback(local) and is_loopback(peer)):
         return _LOOPBACK_ONLY
-    return "" if host is not None and is_localhost_or_address(host) else _HOST_HEADER
+    return "" if host is not None and is_own_name_or_address(host, listener.own_names) else _HOST_HEADER
 
 
-def is_localhost_or_address(host: str) -> bool:
-    """Return whether a Host header is localhost or an IP address, with or without a port: DNS cannot rebind those."""
+def own_host_names(hosts: Path = Path("/etc/hosts")) -> frozenset[str]:
+    """Return this host's name, and the names that `hosts` gives beside it to a loopback address (Debian: 127.0.1.1).
+
+    DNS is not asked: what it answers may be another's word. Other names of loopback addresses, such as those of a list
+    of blocked sites, do not count.
+    """
+    own = socket.gethostname().lower()
+    try:
+        lines = hosts.read_text(encoding="utf-8", errors="replace").lower().splitlines()
+    except OSError:
+        lines = []
+    rows = (line.partition("#")[0].split() for line in lines)
+    return frozenset({own}).union(*(row[1:] for row in rows if own in row[1:] and is_loopback(row[0])))
+
+
+def is_own_name_or_address(host: str, own_names: Collection[str] = ()) -> bool:
+    """Return whether a Host header is localhost, an own name or an IP address: DNS cannot rebind those.
+
+    A port may follow.
+    """
     name, colon, port = host.rpartition(":")
     if not colon or not (port.isascii() and port.isdigit()) or host.endswith("]"):
         name = host
@@ -340,7 +361,7 @@ def is_localhost_or_address(host: str) -> bool:
     try:
         ip_address(name)
     except ValueError:
-        return name.lower() == "localhost"
+        return name.lower() == "localhost" or name.lower() in own_names
     return True
 
 

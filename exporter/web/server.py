@@ -23,7 +23,14 @@ from msgspec import Struct
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from exporter.connections import AddressBuckets, Deadline, client_network, overdue, surplus
-from exporter.web.security import AccessControl, WebConfig, WebConfigWatcher, WebListener, merge_headers
+from exporter.web.security import (
+    AccessControl,
+    WebConfig,
+    WebConfigWatcher,
+    WebListener,
+    merge_headers,
+    own_host_names,
+)
 from exporter.worker import Worker
 
 _SWEEP_SECONDS = 0.5
@@ -462,7 +469,11 @@ def web_listeners(
     sockets: Sequence[socket.socket], watcher: WebConfigWatcher, *, open_page: bool
 ) -> list[tuple[socket.socket, WebListener]]:
     """Pair each socket with what it serves: only the last one serves the page."""
-    return [(sock, WebListener(watcher, serves_pages=sock is sockets[-1], open_page=open_page)) for sock in sockets]
+    names = own_host_names()
+    return [
+        (sock, WebListener(watcher, serves_pages=sock is sockets[-1], open_page=open_page, own_names=names))
+        for sock in sockets
+    ]
 
 
 async def serve(

@@ -29,6 +29,7 @@ from exporter.config import load
 from exporter.core.policy import Policy
 from exporter.preview.scoring import policy_rows
 from exporter.web.app import PATHS
+from exporter.web.security import OPEN_PATHS
 from tests.alerts.lint import Rule, faults, known_to
 from tests.alerts.lint import rules as all_rules
 from tests.each import each
@@ -178,6 +179,13 @@ def test_our_own_commands_are_what_the_program_takes(command: str) -> None:
 @EACH
 def test_pages_that_are_fetched_are_served(name: str) -> None:
     assert set(re.findall(r":19400(/[\w/]*)", TEXTS[name])) <= set(PATHS)
+
+
+@EACH
+def test_what_is_for_the_loopback_alone_is_fetched_over_it(name: str) -> None:
+    """Beyond it the page and the JSON API answer 403."""
+    fetched = re.findall(r"curl [^|\n]*?([\w.]+):19400(/[\w/]*)", TEXTS[name])
+    assert [path for host, path in fetched if host != "localhost" and path not in OPEN_PATHS] == []
 
 
 @EACH

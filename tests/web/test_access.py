@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import socket
 from base64 import b64encode
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 
 from exporter.connections import AddressBuckets, Deadline, TokenBucket, client_network, is_loopback, overdue, surplus
 from exporter.web.app import create_app
-from exporter.web.security import WebConfigWatcher, WebListener, is_localhost_or_address, refusal_reason
+from exporter.web.security import WebConfigWatcher, WebListener, is_own_name_or_address, own_host_names, refusal_reason
 from tests.web.serving import plain_app, served, until_cut
 
 NONE = WebConfigWatcher()
@@ -21,13 +22,14 @@ HASH = "$2b$04$VpkVsVErMqhMat/K2rzJb.j.ajGD7Wu8kn5WyRe/MKIU9DMXP5lEO"
 def test_the_rule() -> None:
     """List every combination of the rule's inputs."""
     loopback = {LOCAL, "::1", "::ffff:127.0.0.1"}
-    ends = itertools.product((*loopback, REMOTE, "fd00::1", ""), (LOCAL, REMOTE), ("localhost:1", "node-7:1", None))
+    hosts = ("localhost:1", "node-6:1", "node-7:1", None)
+    ends = itertools.product((*loopback, REMOTE, "fd00::1", ""), (LOCAL, REMOTE), hosts)
     flags = list(itertools.product((False, True), repeat=3))
     table = itertools.product(ends, flags)
     for (local, peer, host), (authenticated, open_page, pages) in table:
         inside = local in loopback and peer == LOCAL
-        allowed = pages and (authenticated or open_page or (inside and host == "localhost:1"))
-        door = WebListener(NONE, serves_pages=pages, open_page=open_page)
+        allowed = pages and (authenticated or open_page or (inside and host in hosts[:2]))
+        door = WebListener(NONE, serves_pages=pages, open_page=open_page, own_names=frozenset({"node-6"}))
         why = refusal_reason(door, local=local, peer=peer, host=host, authenticated=authenticated)
         assert (why == "") is allowed, (local, peer, host, authenticated, open_page, pages)
         cure = "web.page_address" if not pages else "Host header" if inside else "web.open_page"
@@ -38,14 +40,40 @@ def test_the_rule() -> None:
     ("host", "fine"),
     [
         ("localhost", True), ("LOCALHOST:19400", True), ("127.0.0.1", True), ("127.0.0.1:80", True),
+        ("node-6", True), ("Node-6:19400", True), ("node-6.evil.example", False), ("node-6:19400:1", False),
         ("10.0.0.7:1", True), ("[::1]", True), ("[::1]:19400", True), ("::1", False), ("node-7", False), ("", False),
         ("evil.example:19400", False), ("localhost.evil.example", False), ("127.0.0.1.evil.example", False),
         ("localhost:evil", False), ("evil:127.0.0.1", False), ("[evil]:80", False),
         ("127.0.0.1:80@evil", False), ("2130706433", False), ("localhost:\u0661", False),
     ],
 )  # fmt: skip
-def test_a_host_that_is_no_name(host: str, *, fine: bool) -> None:
-    assert is_localhost_or_address(host) is fine
+def test_a_host_that_is_no_foreign_name(host: str, *, fine: bool) -> None:
+    assert is_own_name_or_address(host, {"node-6"}) is fine
+
+
+@pytest.mark.parametrize(
+    ("text", "more"),
+    [
+        ("", set()),
+        ("127.0.0.1 localhost\n127.0.1.1\tNode-6.hpc.example Node-6 # as Debian does\n", {"node-6.hpc.example"}),
+        ("10.0.0.6 node-6.hpc.example node-6\n::1 localhost node-6 six\n", {"localhost", "six"}),
+        ("127.0.0.1 blocked.example\n127.0.0.1 node-6\nnode-6\n \nnode-6 evil.example node-6\n", set()),
+    ],
+)
+def test_a_host_has_its_own_names_and_none_of_dns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, more: set[str]
+) -> None:
+    monkeypatch.setattr("socket.gethostname", lambda: "Node-6")
+    assert own_host_names(tmp_path / "missing") == {"node-6"}
+    (tmp_path / "hosts").write_text(text)
+    assert own_host_names(tmp_path / "hosts") == {"node-6"} | more
+
+
+def test_over_the_loopback_the_node_answers_to_its_own_name() -> None:
+    with served() as site, site.client() as client:
+        for name in (socket.gethostname(), f"{socket.gethostname().upper()}:{site.ports[0]}"):
+            assert client.get("/api/v1/gpus", headers={"Host": name}).status_code == 404, "the app's own answer"
+        assert client.get("/api/v1/gpus", headers={"Host": f"{socket.gethostname()}.evil.example"}).status_code == 403
 
 
 @pytest.mark.parametrize(
