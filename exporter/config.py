@@ -17,7 +17,7 @@ from msgspec import Meta, Struct, defstruct, structs
 
 from exporter.core.model import SECOND, Spec
 from exporter.core.policy import Policy
-from exporter.core.prices import NO_PRICE, Price, Terms
+from exporter.core.prices import ANY_MODEL, NO_PRICE, Price, Terms
 from exporter.registry import (
     SCHEDULERS,
     SOURCES,
@@ -30,7 +30,7 @@ from exporter.registry import (
     engine_ports,
     section_of,
 )
-from exporter.specs import find_spec
+from exporter.specs import find_spec, is_known
 from exporter.urls import complete_url
 
 PREFIX = "GPU_EFFICIENCY_"
@@ -460,6 +460,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
             node=node,
             pool=self.host.pool,
             prices=tuple(row.price for row in self.prices),
+            unknown_models=self.unknown_price_models,
             per_kwh=self.energy.price_per_kwh,
             per_kwh_currency=self.energy.currency,
             grams_co2_per_kwh=self.energy.grams_co2_per_kwh,
@@ -467,6 +468,12 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
             idle_budget_currency=self.budget.currency if self.prices else NO_PRICE.currency,
             exemptions=tuple((exemption.id, exemption.reason, exemption.expiry) for exemption in self.exemptions),
         )
+
+    @property
+    def unknown_price_models(self) -> tuple[str, ...]:
+        """Models that rows of [[prices]] name and that neither the table of specifications nor [specs] knows."""
+        named = {row.model for row in self.prices} - {ANY_MODEL} - self.specs.keys()
+        return tuple(sorted(model for model in named if not is_known(model)))
 
     def policies(self) -> Mapping[str, Policy]:
         """The policy of each GPU model that has thresholds of its own."""

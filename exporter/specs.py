@@ -59,6 +59,11 @@ def confidence(name: str) -> str:
     return _table().confidence.get(name, "")
 
 
+def is_known(model: str) -> bool:
+    """Return whether the table has a board of that name, the driver's or its own."""
+    return bool(confidence(model)) or find_spec(model) is not None
+
+
 def unknown_model(uuid: str, model: str) -> Fault:
     """Return the fault for a GPU without a spec; sources report it once per GPU, when it is first listed."""
     return Fault(

@@ -408,11 +408,24 @@ def test_check_config_prints_what_load_reads_back(run: Run, tmp_path: Path) -> N
 def test_check_config_names_what_no_longer_applies(run: Run, tmp_path: Path) -> None:
     row = '[[exemptions]]\nid = "{}"\nreason = "demo room"\nexpires = {}\nuser = "ann"\n'
     (tmp_path / "mine.toml").write_text(row.format("old", "2020-02-01") + row.format("new", "2999-01-01"))
-    status, _, err = run("check-config --config mine.toml")
-    assert status == 0
+    status, out, err = run("check-config --config mine.toml")
+    assert status == 1
+    assert 'id = "old"' in out
     assert err == (
         "gpu-efficiency: the exemption old has expired (2020-02-01) and exempts no job: remove it, or set a later"
         " `expires`\n"
+    )
+
+
+def test_check_config_names_prices_of_models_that_do_not_exist(run: Run, tmp_path: Path) -> None:
+    rows = ("NVIDIA H100 80GB HBM3", "H100-SXM5-80GB", "My Board", "*", "NVIDIA H1OO")
+    text = "".join(f'[[prices]]\nper_gpu_hour = 2.5\nmodel = "{model}"\n' for model in rows)
+    (tmp_path / "mine.toml").write_text(f'{text}[specs."My Board"]\npeak_flops = 1e14\n')
+    status, _, err = run("check-config --config mine.toml")
+    assert status == 0
+    assert err == (
+        "gpu-efficiency: [[prices]] has a row for 'NVIDIA H1OO', which no table of specifications knows: it has an"
+        " effect only if `nvidia-smi -L` calls a GPU exactly so\n"
     )
 
 

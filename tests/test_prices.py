@@ -131,3 +131,14 @@ def test_the_daemon_logs_once_which_gpus_no_price_fits(caplog: pytest.LogCapture
     agent.process(first([device(), device("GPU-1", "1")]))
     (record,) = caplog.records
     assert f"no row of [[prices]] fits {device().model}" in record.getMessage()
+
+
+def test_the_daemon_logs_once_which_prices_fit_no_gpu(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    models = ("*", "NVIDIA H200", "NVIDIA H1OO")
+    rows = "".join(f'[[prices]]\nper_gpu_hour = 2\nmodel = "{model}"\n' for model in models)
+    config = load(written(tmp_path, rows), environ={})
+    agent = Agent(meta=DaemonMetadata(terms=config.terms("n1")))
+    for _ in range(2):
+        agent.process(first([device()]))
+    (record,) = caplog.records
+    assert record.getMessage().startswith("no GPU here is called NVIDIA H1OO, as rows of [[prices]] are")

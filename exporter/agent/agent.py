@@ -18,10 +18,10 @@ from exporter.agent.sampler import Sampler
 from exporter.clock import Clock
 from exporter.core.checkpoint import load_ledger
 from exporter.core.ledger import Ledger
-from exporter.core.model import Fault, Observation
+from exporter.core.model import Device, Fault, Observation
 from exporter.core.pipeline import advance
 from exporter.core.policy import Policy
-from exporter.core.prices import Terms, unpriced_models
+from exporter.core.prices import Terms, price_problems
 from exporter.core.snapshot import DaemonMetadata, HistoryStatus, ReloadStatus, Snapshot, take_snapshot
 
 log = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ class Agent:
         self._latest: Snapshot | None = None
         self._errors: Counter[str] = Counter({"core": 0, "history": 0, "record": 0, "snapshot": 0})
         self._ticks, self._core_seconds, self._last_error = 0, 0.0, ""
-        self._unpriced: tuple[str, ...] = ()
+        self._price_problems: tuple[str, ...] = ()
         """Models that no price fits, as last logged."""
 
     def latest(self) -> Snapshot | None:
@@ -121,7 +121,7 @@ class Agent:
                 self._guarded("core", self._apply_settings)
             self._guarded("core", partial(advance, self.ledger, observation))
             if observation.devices is not None:
-                self._warn_unpriced(observation)
+                self._warn_of_prices(observation.devices, wall_ns=observation.wall)
             self._core_seconds += time.perf_counter() - began
             self._ticks += 1
             if self._record is not None:
@@ -130,13 +130,13 @@ class Agent:
             if self._on_snapshot is not None and self._latest is not None:
                 self._guarded("history", partial(self._on_snapshot, self._latest))
 
-    def _warn_unpriced(self, observation: Observation) -> None:
-        """Log models without a price among others that have one: their cost would be missing without a word."""
-        terms = self._meta.terms
-        models = unpriced_models(terms.prices, observation.devices or (), pool=terms.pool, wall_ns=observation.wall)
-        if models and models != self._unpriced:
-            log.warning("no row of [[prices]] fits %s: what these GPUs cost is counted in GPU-hours", ", ".join(models))
-        self._unpriced = models
+    def _warn_of_prices(self, devices: tuple[Device, ...], *, wall_ns: int) -> None:
+        """Log, when it changes, which GPUs no price fits and which prices fit no GPU anywhere."""
+        problems = tuple(price_problems(self._meta.terms, devices, wall_ns=wall_ns))
+        for problem in problems:
+            if problem not in self._price_problems:
+                log.warning("%s", problem)
+        self._price_problems = problems
 
     def _apply_settings(self) -> None:
         """Apply pending settings; time that is already booked keeps its classification."""

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from exporter.cli.wiring import configure, open_web_config
+from exporter.cli.wiring import FAILED, configure, fail, open_web_config
 from exporter.cluster.metrics import METRICS as OF_CLUSTER
 from exporter.config import Config
 from exporter.core.leak_guide import (
@@ -72,15 +72,20 @@ def check_config(args: argparse.Namespace) -> int:
     note = open_web_config(config).current.note
     if note:
         print(f"gpu-efficiency: {config.web.config_file}: {note}", file=sys.stderr)
-    for exemption in config.exemptions:
-        if exemption.expiry <= time.time():
-            print(
-                f"gpu-efficiency: the exemption {exemption.id} has expired ({exemption.expires}) and exempts no job:"
-                " remove it, or set a later `expires`",
-                file=sys.stderr,
-            )
+    for model in config.unknown_price_models:
+        print(
+            f"gpu-efficiency: [[prices]] has a row for {model!r}, which no table of specifications knows: it has an"
+            " effect only if `nvidia-smi -L` calls a GPU exactly so",
+            file=sys.stderr,
+        )
     print(as_toml(config))
-    return 0
+    expired = [exemption for exemption in config.exemptions if exemption.expiry <= time.time()]
+    for exemption in expired:
+        fail(
+            f"the exemption {exemption.id} has expired ({exemption.expires}) and exempts no job: remove it, or set a"
+            " later `expires`"
+        )
+    return FAILED if expired else 0
 
 
 def as_toml(config: Config) -> str:

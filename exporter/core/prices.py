@@ -4,7 +4,7 @@ Costs are not accumulated: a price is a gauge beside the counters of seconds, so
 without touching the ledger.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from msgspec import Struct
 
@@ -60,6 +60,13 @@ def unpriced_models(prices: Iterable[Price], devices: Iterable[Device], *, pool:
     )
 
 
+def unmatched_models(prices: Iterable[Price], devices: Iterable[Device]) -> tuple[str, ...]:
+    """Models that prices name and no board has, sorted; on a node of a mixed fleet these may be other nodes'."""
+    boards = [each for each in devices if not each.parent]
+    here = {each.model for each in boards} | {each.spec.name for each in boards if each.spec is not None}
+    return tuple(sorted({price.model for price in prices} - here - {ANY_MODEL}))
+
+
 def _specificity(price: Price) -> tuple[bool, bool, int]:
     return price.model != ANY_MODEL, price.pool != "", price.valid_from
 
@@ -71,6 +78,8 @@ class Terms(Struct, frozen=True, kw_only=True):
     """The node's name in its scheduler."""
     pool: str = ""
     prices: tuple[Price, ...] = ()
+    unknown_models: tuple[str, ...] = ()
+    """Models that prices name and that are in no table of specifications, perhaps because they are misspelt."""
     per_kwh: float | None = None
     per_kwh_currency: str = ""
     grams_co2_per_kwh: float | None = None
@@ -79,3 +88,15 @@ class Terms(Struct, frozen=True, kw_only=True):
     idle_budget_currency: str = ""
     exemptions: tuple[tuple[str, str, float], ...] = ()
     """Name, reason, expiry in Unix seconds."""
+
+
+def price_problems(terms: Terms, devices: Iterable[Device], *, wall_ns: int) -> Iterator[str]:
+    """Yield in a sentence each which boards no price fits, and which prices fit no board here or known elsewhere."""
+    boards = tuple(devices)
+    if missing := unpriced_models(terms.prices, boards, pool=terms.pool, wall_ns=wall_ns):
+        yield f"no row of [[prices]] fits {', '.join(missing)}: what these GPUs cost is counted in GPU-hours"
+    if unknown := [model for model in unmatched_models(terms.prices, boards) if model in terms.unknown_models]:
+        yield (
+            f"no GPU here is called {', '.join(unknown)}, as rows of [[prices]] are, and no table of specifications"
+            " knows that model: write it as `nvidia-smi -L` does"
+        )

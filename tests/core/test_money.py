@@ -6,7 +6,7 @@ from exporter.core.exposition import render
 from exporter.core.ledger import Ledger
 from exporter.core.model import Owner
 from exporter.core.pipeline import advance
-from exporter.core.prices import NO_PRICE, Price, Terms, price_at, unpriced_models
+from exporter.core.prices import NO_PRICE, Price, Terms, price_at, price_problems, unmatched_models, unpriced_models
 from exporter.core.snapshot import DaemonMetadata, Snapshot, take_snapshot
 from tests.core.test_exposition import lines
 from tests.worlds import H100, RESTING, cut, device, first, held, reading, seen
@@ -153,3 +153,18 @@ def test_a_model_that_no_price_fits_is_named_and_one_without_prices_is_not() -> 
     assert unpriced_models((*only, Price(1.0)), boards, pool="", wall_ns=0) == ()
     assert unpriced_models((), boards, pool="", wall_ns=0) == ()
     assert unpriced_models((Price(1.0, pool="spot"),), boards[:1], pool="", wall_ns=0) == (device().model,)
+
+
+def test_a_price_whose_model_no_board_has_is_named_if_no_table_knows_it() -> None:
+    boards = (device(), device("MIG-x", "0:1", model="MIG 1g.5gb", parent="GPU-0"))
+    names = ("*", device().model, "H100-SXM", "NVIDIA A100-SXM4-80GB", "NVIDIA H1OO")
+    prices = tuple(Price(2.0, model=name) for name in names)
+    spec = device().spec
+    assert spec is not None
+    assert unmatched_models((*prices, Price(1.0, model=spec.name)), boards) == names[2:]
+    terms = Terms(prices=prices, unknown_models=names[3:])
+    (problem,) = price_problems(Terms(prices=prices, unknown_models=names[4:]), boards, wall_ns=0)
+    assert problem.startswith("no GPU here is called NVIDIA H1OO, as rows of [[prices]] are")
+    (problem,) = price_problems(terms, (*boards, device("GPU-1", "1", model=names[3])), wall_ns=0)
+    assert "called NVIDIA H1OO, as" in problem
+    assert list(price_problems(Terms(), boards, wall_ns=0)) == []
