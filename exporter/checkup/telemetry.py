@@ -30,7 +30,7 @@ from exporter.checkup.base import (
 from exporter.checkup.machine import profiling_check
 from exporter.config import Config, ConfigError
 from exporter.core.model import MS, SECOND, Allocation, Device, Fault, Reading
-from exporter.core.prices import unpriced_models
+from exporter.core.prices import unmatched_models, unpriced_models
 from exporter.registry import SOURCES
 from exporter.schedulers.base import Scheduler, SchedulerError, SchedulerState, choose_scheduler
 from exporter.schedulers.privacy import MaskedScheduler, UserMask, open_mask
@@ -139,18 +139,19 @@ def _source_findings(context: CheckContext, name: str, source: TelemetrySource, 
 
 def _tensor_findings(context: CheckContext, name: str, source: TelemetrySource, batch: ReadResult) -> Iterator[Finding]:
     """Report whether all or some boards have profiling signals."""
-    check, needed = profiling_check(name), context.config.source == name
+    check, needed, given = profiling_check(name), context.config.source == name, _given_signals(source)
     advice = SOURCES[name].profiling_advice
     sees, refused = _TENSOR_SIGNAL in source.signals, [f.message for f in batch.faults if f.kind in _REFUSED]
     if sees:
         missing = _missing_signals(source, batch)
-        others = f", but not {', '.join(missing)}" if missing else " and the other profiling signals"
-        yield Finding(TELEMETRY, check, OK, f"gives tensor activity{others}")
+        others = f", but not {', '.join(missing)}" if missing else ""
+        yield Finding(TELEMETRY, check, OK, f"gives {', '.join(('tensor activity', *given))}{others}")
         if missing:
             message = f"{', '.join(missing)}: not given, so that leaks are told apart less well"
             yield Finding(TELEMETRY, f"{check} signals", WARN if needed else INFO, message, advice)
     elif not refused:
-        message = "gives no tensor activity: kernel time stays unresolved"
+        only = f", only {', '.join(given)}" if given else ""
+        message = f"gives no tensor activity{only}: kernel time stays unresolved"
         yield Finding(TELEMETRY, check, WARN if needed else INFO, message, advice)
     if refused:
         boards = sum(not device.parent for device in batch.devices)
@@ -163,10 +164,16 @@ _PROFILING_SIGNALS = {
     "gr_engine_active": "engine activity",
     "sm_active": "SM activity",
     "dram_active": "DRAM activity",
+    "fp64_active": "FP64 activity",
     "fp32_active": "FP32 activity",
+    "fp16_active": "FP16 activity",
     "pcie_tx_bytes_per_second": "PCIe traffic",
     "nvlink_tx_bytes_per_second": "NVLink traffic",
 }
+
+
+def _given_signals(source: TelemetrySource) -> list[str]:
+    return [words for name, words in _PROFILING_SIGNALS.items() if name in source.signals]
 
 
 def _missing_signals(source: TelemetrySource, batch: ReadResult) -> list[str]:
@@ -323,6 +330,13 @@ def _prices(context: CheckContext, sampled: SampledStatus) -> Iterator[Finding]:
         yield Finding(SAMPLE, "prices", WARN, message, do)
     else:
         yield Finding(SAMPLE, "prices", OK, "every GPU has a price")
+    elsewhere = unmatched_models(prices, sampled.devices)
+    unknown = [model for model in elsewhere if model in config.unknown_price_models]
+    if elsewhere:
+        here = sorted({device.model for device in sampled.devices if not device.parent})
+        message = f"rows of [[prices]] for {', '.join(elsewhere)} fit no GPU here: these are {', '.join(here)}"
+        do = f"correct {', '.join(unknown)}: no table of specifications knows such a model" if unknown else ""
+        yield Finding(SAMPLE, "prices elsewhere", WARN if unknown else INFO, message, do)
 
 
 def _observed_share(sampled: SampledStatus) -> Finding:

@@ -399,7 +399,17 @@ def test_a_broken_line_costs_only_itself() -> None:
         ("\n<!DOCTYPE html><html>GPU Exporter</html>", "HTML page.*ends in /metrics"),
         ("go_goroutines 12\n", "shows no DCGM field.*dcgm-exporter's metrics page"),
         ("{{{{\n", "line 1 is not Prometheus"),
-        ('node_load1{UUID="GPU-0"} 3\n', "shows no DCGM field"),
+        ('node_load1{UUID="GPU-0"} 3\n', "shows no DCGM field of any GPU, but node_load1"),
+        (
+            gpu(0, UUID=""),
+            "shows DCGM_FI_DEV_POWER_USAGE, .*without the label UUID, .*labels there: Hostname, gpu, modelName. Let",
+        ),
+        (gpu(0, dict.fromkeys("AB", "1"), UUID="") + gpu(0, dict.fromkeys(BUSY, "NaN")), "no value of a GPU that is a"),
+        (
+            gpu(0, {f"DCGM_FI_DEV_X{n}": "1" for n in range(6)}),
+            "of its GPUs only DCGM_FI_DEV_X0, .*X3 and 2 more, which measures no activity",
+        ),
+        (gpu(0, {"DCGM_FI_DEV_XID_ERRORS": "0"}), "only DCGM_FI_DEV_XID_ERRORS, which measures no activity.*-f"),
     ],
 )
 def test_what_is_no_dcgm_page_is_an_error_that_names_the_place(page: str, words: str) -> None:

@@ -408,3 +408,30 @@ def test_a_partitioned_board_is_paid_once_through_every_change() -> None:
         advance(ledger, Observation(now, now, batch.readings, devices=batch.devices, faults=batch.faults))
     assert ledger.conservation_errors == 0
     assert sum(one.book.paid for one in ledger.gpus.values()) == 210 * SECOND
+
+
+def test_a_board_that_is_busier_than_its_instances_explain_has_more_of_them() -> None:
+    """What is left of it would be booked as free while other instances work."""
+    whole = {"DCGM_FI_PROF_GR_ENGINE_ACTIVE": "0.996"}
+    page = gpu(0, whole) + board("1g.10gb", DCGM_FI_PROF_GR_ENGINE_ACTIVE="0.05")
+    src = opened(page)
+    (fault,) = src.read(0).faults
+    assert (fault.kind, fault.uuid) == ("mig_layout", "GPU-0")
+    assert "activity of 99.6%, and the instances on the page explain 5.0% at most" in fault.message
+    rest, instance = src.read(10 * SECOND).readings
+    assert (rest.distrust, instance.distrust) == ("mig_layout", "")
+
+
+@pytest.mark.parametrize(
+    "instances",
+    [
+        board("1g.10gb", DCGM_FI_PROF_GR_ENGINE_ACTIVE="0.9"),
+        board("1g.10gb", "2g.20gb", DCGM_FI_PROF_GR_ENGINE_ACTIVE="0.5"),
+        board("1g.10gb", DCGM_FI_PROF_GR_ENGINE_ACTIVE="NaN"),
+    ],
+    ids=["one busy", "two half busy", "not known"],
+)
+def test_a_board_s_own_line_that_its_instances_explain_changes_nothing(instances: str) -> None:
+    src = opened(gpu(0, {"DCGM_FI_PROF_GR_ENGINE_ACTIVE": "0.996"}) + instances)
+    assert src.read(0).faults == ()
+    assert src.read(10 * SECOND).readings[0].distrust == ""

@@ -188,7 +188,7 @@ class DcgmExporterPage:
         """
         samples = self._samples(body.decode("utf-8", "replace"), faults)
         gpus = _lines_by_gpu(self._samples_of_host(samples))
-        self._refuse_other_nodes(gpus, faults, known)
+        self._refuse_other_nodes(samples, gpus, faults, known)
         for uuid, gpu in gpus.items():
             conflicts = gpu.conflicts.union(*(instance.conflicts for instance in gpu.instances.values()))
             if conflicts:
@@ -230,24 +230,46 @@ class DcgmExporterPage:
             )
         return [sample for host, sample in on_gpus if not self._hostname or host == self._hostname]
 
-    def _refuse_other_nodes(self, gpus: dict[str, GpuLines], faults: list[Fault], known: Collection[str]) -> None:
+    def _refuse_other_nodes(
+        self, samples: Collection[Sample], gpus: dict[str, GpuLines], faults: list[Fault], known: Collection[str]
+    ) -> None:
         if len(gpus) > _MAX_GPUS:
             raise SourceError(
                 f"{self._url} shows {len(gpus)} GPUs, and no node has so many: set dcgm_exporter.url to this node's own"
                 " exporter"
             )
         if not any(gpu.has_figures for gpu in gpus.values()):
-            raise SourceError(
-                f"{self._url} shows no DCGM field of any GPU. {faults[0].message + '. ' if faults else ''}Is"
-                " it dcgm-exporter's metrics page? If so the exporter lost its GPUs or its host engine: read"
-                " its log and restart it"
-            )
+            what, do = _unusable_content(samples)
+            raise SourceError(f"{self._url} shows {what}. {faults[0].message + '. ' if faults else ''}{do}")
         if known and gpus.keys().isdisjoint(known):
             raise SourceError(
                 f"{self._url} shows none of the GPUs it showed before, but {len(gpus)} others: a"
                 " load-balanced Service answers for another node each time. Set dcgm_exporter.url to this"
                 " node's own exporter (host IP and port); after exchanging the GPUs, restart this daemon"
             )
+
+
+_ENGINE_LOST = "If so the exporter lost its GPUs or its host engine: read its log and restart it"
+_SHOWN_NAMES = 4
+
+
+def _unusable_content(samples: Collection[Sample]) -> tuple[str, str]:
+    """Return what a page without a figure of any GPU shows, and what to do."""
+    fields = [sample for sample in samples if sample.name in SERIES or sample.name.startswith("DCGM_")]
+    names = sorted({field.name for field in fields})
+    shown = ", ".join(names[:_SHOWN_NAMES]) + (f" and {len(names) - _SHOWN_NAMES} more" if names[_SHOWN_NAMES:] else "")
+    if not fields:
+        others = ", ".join(sorted({sample.name for sample in samples})[:_SHOWN_NAMES])
+        here = f", but {others}" if others else ""
+        return f"no DCGM field of any GPU{here}", f"Is it dcgm-exporter's metrics page? {_ENGINE_LOST}"
+    if not any(_label(field, "UUID") for field in fields):
+        labels = ", ".join(sorted({label for field in fields for label in field.labels})) or "none"
+        do = "Let whatever rewrites the page (a relabelling, a proxy, a template) keep that label"
+        return f"{shown} without the label UUID, by which a GPU is known; labels there: {labels}", do
+    if any(name in SERIES and name not in XID for name in names):
+        return f"{shown}, and no value of a GPU that is a measurement", f"Do other pages have values? {_ENGINE_LOST}"
+    do = "Have the exporter's file of fields (-f) name DCGM_FI_PROF_GR_ENGINE_ACTIVE and others of docs/sources.md"
+    return f"of its GPUs only {shown}, which measures no activity", do
 
 
 def _parse_line(line: str) -> list[Sample]:
@@ -338,6 +360,24 @@ def devices_of(board: Device, gpu: GpuLines) -> tuple[Device, ...]:
     )
     left = PPM - sum(weights)
     return (structs.replace(board, weight=left, stranded=left > 0 and _out_of_memory(gpu)), *instances)
+
+
+_UNEXPLAINED = 0.1
+"""Engine activity by which a board's own line may exceed what its instances explain: they are sampled one by one."""
+
+
+def unexplained_activity(gpu: GpuLines) -> tuple[float, float] | None:
+    """Return the board's own engine activity and the most its instances explain, if it is more; None if it is not.
+
+    Then the page leaves instances out, and the rest of the board is not free.
+    """
+    own = gpu.figures.get("gr_engine_active")
+    parts = [instance.figures.get("gr_engine_active") for instance in gpu.instances.values()]
+    known = [part for part in parts if part is not None]
+    if own is None or not known or len(known) < len(parts):
+        return None
+    explained = min(1.0, sum(known))
+    return (own, explained) if own > explained + _UNEXPLAINED else None
 
 
 def unpartitioned_figures(gpu: GpuLines) -> dict[str, float | int]:

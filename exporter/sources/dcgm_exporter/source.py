@@ -27,6 +27,7 @@ from exporter.sources.dcgm_exporter.page import (
     figures_of,
     instance_figures,
     layout_of,
+    unexplained_activity,
     unpartitioned_figures,
     whole_number,
 )
@@ -236,8 +237,8 @@ class DcgmExporterSource:
         """Fetch the page; return one reading for each GPU and MIG instance that was also on the last page.
 
         Faults: malformed_line, conflicting_series, gpu_missing (gone while other GPUs are still there), mig_layout (the
-        instances do not add up to a board, which then has no reading) and, once per GPU, unknown_model. Health is
-        reported whenever a GPU's lines changed. Raises SourceError.
+        instances do not add up to a board, which then has no reading, or do not explain the board's own activity) and,
+        once per GPU, unknown_model. Health is reported whenever a GPU's lines changed. Raises SourceError.
         """
         faults: list[Fault] = []
         readings: list[Reading] = []
@@ -298,6 +299,8 @@ class DcgmExporterSource:
         if not state.devices:
             state.devices = (board,)
             faults.append(_layout_fault(board, new))
+        elif (activity := unexplained_activity(gpu)) is not None:
+            faults.append(_activity_fault(board, *activity))
         return state
 
     def _readings(self, state: _BoardState, gpu: GpuLines, now: int) -> Iterator[Reading]:
@@ -405,11 +408,23 @@ def _mig_reading(device: Device, gpu: GpuLines, span: tuple[int, int], joules: f
         figures, has_figures = unpartitioned_figures(gpu), gpu.has_figures
     share = None if joules is None else joules * device.weight / PPM
     distrust = stale if has_figures else "blank"
+    if not (distrust or device.parent) and unexplained_activity(gpu) is not None:
+        distrust = "mig_layout"
     return Reading(device.uuid, *span, energy_joules=share, distrust=distrust, **figures)
 
 
 def _gives_energy(gpu: GpuLines) -> bool:
     return "energy" in gpu.figures or (bool(gpu.instances) and "power_watts" in gpu.figures)
+
+
+def _activity_fault(board: Device, own: float, explained: float) -> Fault:
+    return Fault(
+        "mig_layout",
+        f"GPU {board.index} is in MIG mode; its own line has an engine activity of {own:.1%}, and the instances on the"
+        f" page explain {explained:.1%} at most: what is left of the board is not observed. Let dcgm-exporter export"
+        " all instances (its option -d), or restart it after a change of instances",
+        board.uuid,
+    )
 
 
 def _layout_fault(board: Device, parts: tuple[tuple[str, str], ...]) -> Fault:
