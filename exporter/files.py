@@ -1,4 +1,4 @@
-"""Writes small files atomically: a reader never sees a partial file.
+"""Writes small files atomically, so that a reader never sees a partial file, and looks for files without failing.
 
 `write_atomically` raises OSError for the caller to explain; `write_output` explains it itself.
 """
@@ -6,11 +6,33 @@
 import os
 import stat
 import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 
 class OutputError(Exception):
     """A file was not written; the message has the reason and the remedy."""
+
+
+def may_exist(path: Path) -> bool:
+    """Return whether the path exists, or is hidden by a folder that this user may not search.
+
+    Opening a hidden one then gives the reason; `Path.exists` raises it, or, since Python 3.14, denies that it exists.
+    """
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def readable_part(paths: Iterable[Path]) -> Iterator[Path]:
+    """Yield the paths of a listing or a glob, up to a folder that has just gone or may not be read."""
+    with suppress(OSError):
+        yield from paths
 
 
 def write_atomically(path: Path, content: bytes) -> None:

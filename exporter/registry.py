@@ -13,6 +13,7 @@ from typing import Annotated, Any
 from msgspec import Meta, Struct
 from msgspec.structs import force_setattr
 
+from exporter.files import may_exist
 from exporter.redact import redact_secrets
 from exporter.urls import complete_url
 
@@ -233,7 +234,7 @@ class SchedulerEntry(Struct, frozen=True, kw_only=True):
 
 def _absent_kubelet(settings: KubernetesSettings) -> str:
     socket = settings.pod_resources_socket
-    return "" if Path(socket).exists() else f"no kubelet at {socket}"
+    return "" if may_exist(Path(socket)) else f"no kubelet at {socket}"
 
 
 SCHEDULERS: dict[str, SchedulerEntry] = {

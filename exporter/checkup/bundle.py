@@ -272,10 +272,10 @@ def without_serials(text: str) -> str:
 
 def refuse_to_overwrite(path: Path, *, force: bool) -> None:
     """Raise BundleError if the archive cannot be written, before a minute is spent on a trace."""
-    if path.exists() and not force:
-        raise BundleError(f"{path}: a file of that name exists: name another, or overwrite it with --force")
     if not os.access(path.absolute().parent, os.W_OK | os.X_OK):
         raise BundleError(f"{path}: this user may not write in {path.absolute().parent}: name another folder")
+    if path.exists() and not force:
+        raise BundleError(f"{path}: a file of that name exists: name another, or overwrite it with --force")
 
 
 def write_bundle(

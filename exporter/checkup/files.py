@@ -28,6 +28,7 @@ from exporter.checkup.base import (
     split_advice,
 )
 from exporter.config import split_address
+from exporter.files import may_exist
 from exporter.formatting import format_duration
 
 FILES, PORTS = "files", "ports"
@@ -53,7 +54,7 @@ def _can_create(check: str, path: Path, key: str) -> Finding:
     """Whether the file can be created, in its folder or below the nearest existing one."""
     if check == "reports socket" and _answers(path):
         return Finding(FILES, check, OK, f"{path}: a daemon listens there")
-    folder = next((place for place in path.parents if place.exists()), Path("/"))
+    folder = next((place for place in path.parents if may_exist(place)), Path("/"))
     if not os.access(folder, os.W_OK | os.X_OK):
         message = f"{path} cannot be created: this user may not write in {folder}"
         do = f"run as root, have systemd's RuntimeDirectory= or StateDirectory= create it, or set {key}"
@@ -242,8 +243,10 @@ def check_store(context: CheckContext, _: Findings) -> Iterator[Finding]:
     if path is None:
         yield _no_store(context.config.history.file)
         return
-    folder = next((place for place in path.parents if place.exists()), Path("/"))
+    folder = next((place for place in path.parents if may_exist(place)), Path("/"))
     yield _can_write_store(path, folder)
+    if not os.access(folder, os.X_OK):  # nothing in it can be seen
+        return
     yield _store_file_system(context, path, folder)
     yield _store_size(context, path, folder)
     if path.exists():

@@ -29,6 +29,7 @@ from exporter.checkup.base import (
     split_advice,
 )
 from exporter.core.model import SECOND
+from exporter.files import may_exist
 from exporter.registry import SOURCES
 from exporter.sources.base import SourceError
 from exporter.sources.nvml.source import BoardDescription, DriverDescription, describe_nvml
@@ -91,7 +92,7 @@ def check_program(context: CheckContext, _: Findings) -> Iterator[Finding]:
     machine = f"{_system_name(context)}, Linux {platform.release()}, {platform.machine()}"
     yield Finding(PROGRAM, "machine", OK, f"{context.host}: {machine}, {_container_text(context)}")
     cgroup = Path(context.config.host.cgroup)
-    unified = (cgroup / "cgroup.controllers").exists()
+    unified = may_exist(cgroup / "cgroup.controllers")
     message = f"{cgroup} is {'cgroup v2' if unified else 'cgroup v1, or none: both are understood'}"
     yield Finding(PROGRAM, "cgroup", OK if unified else INFO, message)
 
@@ -112,7 +113,7 @@ def _container_text(context: CheckContext) -> str:
     if context.environ.get("KUBERNETES_SERVICE_HOST"):
         return "in a pod"
     markers = (context.root / ".dockerenv", context.root / "run/.containerenv")
-    return "in a container" if any(marker.exists() for marker in markers) else "not in a known container"
+    return "in a container" if any(may_exist(marker) for marker in markers) else "not in a known container"
 
 
 def check_user(context: CheckContext, _: Findings) -> Iterator[Finding]:

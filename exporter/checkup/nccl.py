@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from exporter.checkup.base import INFO, OK, WARN, CheckContext, Finding, Findings
 from exporter.checkup.schedulers import JOBS
+from exporter.files import may_exist
 from exporter.nccl.settings import PluginSettings, configuration_lines
 
 _CHECK = "communication"
@@ -18,7 +19,7 @@ def check_communication(context: CheckContext, _: Findings) -> Iterator[Finding]
     if not settings.plugin:
         message = f"{path} has no profiler plugin for NCCL: the communication of jobs is estimated from link traffic"
         yield Finding(JOBS, _CHECK, INFO, message, "`gpu-efficiency nccl` prints how to have it timed")
-    elif settings.plugin.startswith("/") and not (context.root / settings.plugin[1:]).exists():
+    elif settings.plugin.startswith("/") and not may_exist(context.root / settings.plugin[1:]):
         message = f"{path} names {settings.plugin}, which does not exist"
         yield Finding(JOBS, _CHECK, WARN, message, "install it: `gpu-efficiency nccl` prints how; NCCL goes on without")
     else:

@@ -23,6 +23,7 @@ from exporter.checkup.base import (
 )
 from exporter.checkup.machine import rights
 from exporter.config import Config
+from exporter.files import may_exist
 from exporter.registry import SCHEDULERS, section_of
 from exporter.schedulers.base import SchedulerError, open_scheduler
 from exporter.schedulers.slurm.client import CommandClient, Commands, SlurmClient, SlurmUnavailableError
@@ -70,7 +71,7 @@ def _directories(context: CheckContext, node: str) -> Iterator[Finding]:
     slurm = context.config.slurm
     path = find_conf(slurm.conf, context.environ)
     spool = Path(slurm.spool_dir) if slurm.spool_dir else read_conf(path).spool_dir(node) if path else None
-    if spool is not None and (spool.is_dir() or not slurm.mapping_dir):
+    if spool is not None and (may_exist(spool) or not slurm.mapping_dir):
         yield _readable(context, "slurm spool", spool, "SlurmdSpoolDir", _SPOOL_ADVICE)
     if slurm.mapping_dir:
         yield _readable(context, "slurm mapping", Path(slurm.mapping_dir), "the prolog's directory", _PROLOG_ADVICE)
@@ -121,7 +122,7 @@ def check_kubernetes(context: CheckContext, _: Findings) -> Iterator[Finding]:
     if not _tries_scheduler(context, "kubernetes"):
         return
     settings = context.config.kubernetes
-    absent = not _exists(Path(settings.pod_resources_socket))
+    absent = not may_exist(Path(settings.pod_resources_socket))
     if absent and context.config.scheduler != "kubernetes":
         message = f"no kubelet at {settings.pod_resources_socket}"
         yield Finding(JOBS, "kubernetes", INFO, message, "mount the host's /var/lib/kubelet/pod-resources, the folder")
@@ -137,14 +138,6 @@ def check_kubernetes(context: CheckContext, _: Findings) -> Iterator[Finding]:
         message = f"the kubelet answers: {pods} pods, which hold {devices} devices"
         yield Finding(JOBS, "kubernetes", OK, message)
     yield from _api(context)
-
-
-def _exists(path: Path) -> bool:
-    """Whether the path exists; also True if that is not permitted to see, as it is then broken and not absent."""
-    try:
-        return path.exists()
-    except PermissionError:
-        return True
 
 
 def _api(context: CheckContext) -> Iterator[Finding]:
@@ -183,7 +176,7 @@ def check_mapping_dir(context: CheckContext, _: Findings) -> Iterator[Finding]:
     try:
         open_scheduler("mapping-dir", context.config).close()
     except SchedulerError as err:
-        yield _refused(context, "mapping-dir", err, absent=not _exists(path))
+        yield _refused(context, "mapping-dir", err, absent=not may_exist(path))
         return
     yield Finding(JOBS, "mapping-dir", OK, f"{path} can be read")
 

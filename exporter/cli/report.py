@@ -5,6 +5,8 @@ Parses flags, collects job records (from Prometheus, stores, nodes or this node)
 
 import argparse
 import os
+import shlex
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,11 +19,12 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from exporter.cli import PROGRAM
 from exporter.cli.progress import WAITED, ProgressBar, counted, progress_arguments
 from exporter.cli.wiring import config_file_argument, duration_argument, fail, parse_headers, read_config, url_argument
 from exporter.config import Config, ConfigError, split_address
 from exporter.core.job_record import JobRecord, JobRecordQuery
-from exporter.files import OutputError, write_output
+from exporter.files import OutputError, may_exist, write_output
 from exporter.preview.prometheus import PrometheusClient, PrometheusError, PrometheusSeries
 from exporter.redact import redact_secrets
 from exporter.report.analysis import compare_reports, estimate_changes
@@ -179,7 +182,7 @@ def _default_store(config: Config) -> Path | None:
 
     path = store_path(config.history.file, os.environ)
     path = DEFAULT_FOLDER / "history.db" if path is None and config.history.file == "auto" else path
-    return path if path is not None and path.exists() else None
+    return path if path is not None and may_exist(path) else None
 
 
 def _daemon_address(config: Config) -> str:
@@ -345,6 +348,8 @@ def _gpu_count(argument: str) -> float:
     return count
 
 
+_USUAL_PATH = "/usr/local/bin:/usr/bin:/bin"
+"""Where any user's shell looks for programs; an epilog's PATH is shorter."""
 _FORMS = ("json", "markdown", "html", "short", "line")
 
 
@@ -423,12 +428,26 @@ def _rendered(found: JobReport | ReportComparison | UsageSummary, args: argparse
     if args.line and isinstance(found, UsageSummary):
         return summary_lines(found)
     if (args.line or args.short) and isinstance(found, JobReport):
-        return render_line(found) + "\n" if args.line else render_short(found)
+        return render_line(found) + "\n" if args.line else _short(found, args)
     if args.html:
         from exporter.report.html import render_html  # noqa: PLC0415  imports Jinja2 only for HTML
 
         return render_html(found, _tables(found))
     return (render_markdown if args.markdown else render_text)(_tables(found))
+
+
+def _short(report: JobReport, args: argparse.Namespace) -> str:
+    """Render the short form; its last line names a command for any user: by name where shells find it."""
+    named = shutil.which(PROGRAM, path=f"{_USUAL_PATH}:{os.environ.get('PATH', '')}") is not None
+    own = Path(sys.argv[0]).absolute()
+    program = f"{own}" if own.name == PROGRAM and not named else PROGRAM
+    given = [("--prometheus", args.prometheus)] if args.prometheus else []
+    given += [("--store", path) for path in args.store] + [("--node", url) for url in args.node]
+    node = report.nodes[0].name if report.nodes and not given else ""
+    if not given and (address := _daemon_address(read_config(args))) != _daemon_address(Config()):
+        given = [("--node", address)]  # its configuration file is not for every user
+    sources = "".join(f" {flag} {shlex.quote(redact_secrets(f'{value}'))}" for flag, value in given)
+    return render_short(report, program=program, sources=sources, node=node)
 
 
 def _tables(found: JobReport | ReportComparison | UsageSummary) -> list[ReportTable]:

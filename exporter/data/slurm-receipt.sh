@@ -172,7 +172,7 @@ write() {
             file)
                 if text=$(receipt --short); then
                     hint="${part:+
-This is the $part. All nodes: gpu-efficiency report $job --prometheus URL}"
+This is the $part; each of the others shows its own: gpu-efficiency report $job}"
                     file "$text$hint"
                 fi
                 ;;

@@ -25,6 +25,7 @@ from exporter.core.job_record import JobRecord, JobRecordQuery, JobSample, NodeE
 from exporter.core.model import Owner
 from exporter.core.serving import ServingView
 from exporter.core.workload import TrainingView
+from exporter.files import may_exist
 
 DEFAULT_FOLDER = Path("/var/lib/gpu-efficiency")
 _FILE_NAME = "history.db"
@@ -110,8 +111,8 @@ class LockedError(HistoryError):
 
 def open_database(path: Path, *, read_only: bool) -> sqlite3.Connection:
     """Open a database and migrate it to this version's schema. Call it within `translated_errors`."""
-    if read_only and not path.exists():
-        raise HistoryError(f"{path}: there is no such store: is [history] file of the daemon another one?")
+    if read_only:
+        _require_readable(path)
     immutable = (
         read_only and not Path(f"{path}-wal").exists()
     )  # a copy, or no writer: then SQLite needs no shared memory
@@ -127,6 +128,14 @@ def open_database(path: Path, *, read_only: bool) -> sqlite3.Connection:
         db.close()
         raise
     return db
+
+
+def _require_readable(path: Path) -> None:
+    """Raise HistoryError if there is no such file, or this user may not read it."""
+    if not may_exist(path):
+        raise HistoryError(f"{path}: there is no such store: is [history] file of the daemon another one?")
+    if not os.access(path, os.R_OK):
+        raise HistoryError(f"{path}: this user may not read it: ask its daemon (--node URL), or run this as root")
 
 
 def lock_store(path: Path) -> int:

@@ -5,6 +5,7 @@ Documentation/accounting/psi.rst, both of Linux. cgroup v1 has CPU time and thro
 path is the kernel's; a user can create groups below one's own only.
 """
 
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
@@ -98,7 +99,7 @@ class CgroupTree:
     def _base(self, controllers: str) -> Path | None:
         if not controllers:
             mounts = (self._root, self._root / "unified")
-            return next((mount for mount in mounts if (mount / "cgroup.procs").exists()), None)
+            return next((mount for mount in mounts if os.access(mount / "cgroup.procs", os.F_OK)), None)
         return None if {"cpu", "cpuacct"}.isdisjoint(controllers.split(",")) else self._root / controllers
 
 

@@ -568,9 +568,15 @@ def render_line(report: JobReport) -> str:
     )
 
 
-def render_short(report: JobReport) -> str:
-    """Render the report in at most eight lines of 80 columns."""
-    return "".join(f"{shorten(line, WIDTH)}\n" for line in _short_lines(report))
+def render_short(report: JobReport, *, program: str = "gpu-efficiency", sources: str = "", node: str = "") -> str:
+    """Render the report in at most eight lines of 80 columns.
+
+    The last one is longer if it must be: it is the command for all of it, with `sources`, its further flags, and the
+    `node` where it works, if that is not everywhere.
+    """
+    lines = (shorten(line, WIDTH) for line in _short_lines(report))
+    where = f", on node {node}" if node else ""
+    return "\n".join((*lines, printable(f"  all of it{where}: {program} report {report.who.job_id}{sources}"), ""))
 
 
 def _short_lines(report: JobReport) -> Iterator[str]:
@@ -595,7 +601,6 @@ def _short_lines(report: JobReport) -> Iterator[str]:
     if not _fully_observed(report) or _nodes_missing(report):
         nodes = f", {len(report.nodes)} of {report.expected_nodes} nodes told of it" if _nodes_missing(report) else ""
         yield f"  {format_percent(report.coverage)} of the time was observed{nodes}"
-    yield f"  all of it: gpu-efficiency report {identity.job_id}"
 
 
 def _simulated_suffix(report: JobReport) -> str:

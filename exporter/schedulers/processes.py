@@ -18,6 +18,7 @@ from typing import Any
 from msgspec import Struct, structs
 
 from exporter.core.model import MS, NEVER, SECOND, Allocation, Device, Owner, Process, Reading
+from exporter.files import may_exist
 from exporter.schedulers.base import Member, SchedulerError, SchedulerState
 from exporter.schedulers.procfs import SLUID, ProcessCache, rank_of, read_process, user_name
 from exporter.schedulers.rules import Rules
@@ -122,8 +123,8 @@ class ProcessesScheduler:
                 "scheduler processes: no GPU's process list can be seen. dcgm-exporter never gives one: use the"
                 " nvml source; with nvml, run as root and in the host's pid namespace"
             )
-        if lists and not self._proc.is_dir():
-            raise SchedulerError(f"scheduler processes: {self._proc} is no directory: mount the host's /proc there")
+        if lists and not may_exist(self._proc):
+            raise SchedulerError(f"scheduler processes: {self._proc} is not there: mount the host's /proc there")
 
     def _update_gpu(self, reading: Reading, known: Mapping[int, _ProcessOwner], *, now: int) -> list[Allocation]:
         """Apply one GPU's process list; return the allocations that ended on it."""

@@ -15,6 +15,7 @@ from typing import Generic, TypeVar
 from msgspec import Struct
 
 from exporter.core.model import Reading
+from exporter.files import readable_part
 from exporter.formatting import escape_surrogates
 from exporter.procfs import read_bytes, read_environ, start_ticks
 from exporter.schedulers.base import Member
@@ -193,7 +194,7 @@ def read_text(path: Path) -> str:
 
 def read_uuids(proc: Path) -> dict[int, str]:
     """Return the GPUs' UUIDs by minor number, as in the driver's /proc; empty in a container without the host's."""
-    return dict(_numbered_uuids(proc.glob("driver/nvidia/gpus/*/information")))
+    return dict(_numbered_uuids(readable_part(proc.glob("driver/nvidia/gpus/*/information"))))
 
 
 def _numbered_uuids(paths: Iterable[Path]) -> Iterator[tuple[int, str]]:

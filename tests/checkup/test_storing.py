@@ -11,6 +11,7 @@ import pytest
 from exporter.checkup.base import FAIL, INFO, OK, WARN, CheckContext, Finding
 from exporter.checkup.files import check_store, file_system
 from exporter.config import Config, HistorySettings
+from tests.ordinary import hidden
 
 EXT4 = "36 35 98:0 / / rw,noatime master:1 - ext4 /dev/root rw\n"
 
@@ -110,3 +111,11 @@ def _text(path: Path) -> None:
 def test_what_is_no_store_is_in_the_way(tmp_path: Path, make: Callable[[Path], None], verdict: object) -> None:
     make(tmp_path / "history.db")
     assert looked(tmp_path, tmp_path / "history.db")["checkpoint"].verdict is verdict
+
+
+def test_what_is_in_a_folder_that_this_user_may_not_enter_is_not_said_to_be_absent(tmp_path: Path) -> None:
+    (tmp_path / "state").mkdir()
+    context = CheckContext(config=Config(), environ={}, proc=tmp_path, store=tmp_path / "state/deep/history.db")
+    with hidden(tmp_path):
+        (found,) = check_store(context, ())
+    assert (found.verdict, "this user may not write in" in found.message) == (FAIL, True)

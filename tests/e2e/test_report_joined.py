@@ -30,6 +30,7 @@ from tests.certificates import Authority
 from tests.dashboards.past import Series, prometheus
 from tests.e2e.running import free_port, site
 from tests.e2e.test_report import LIVES, NOW, real_pages, report
+from tests.ordinary import hidden
 from tests.report.commands import run
 from tests.report.stated import BEGIN, HOUR, owner, stated, trained
 from tests.report.stored import BEGIN as STORED
@@ -286,3 +287,27 @@ def test_a_prometheus_and_the_nodes_tell_the_same(tmp_path: Path) -> None:
 
 def parts(answer: dict[str, Any]) -> dict[str, float]:
     return {part["name"]: part["nanoseconds"] for part in answer["parts"]}
+
+
+def test_a_user_who_may_not_read_the_store_asks_the_daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPU_EFFICIENCY_HISTORY_FILE", f"{store(tmp_path / 'history.db', stated())}")
+    with node(stated()) as url:
+        monkeypatch.setenv("GPU_EFFICIENCY_WEB_LISTEN_ADDRESS", url.removeprefix("http://"))
+        with hidden(tmp_path):
+            status, out, err = run(f"7 {AT} --short")
+    assert (status, err) == (0, "")
+    assert out.endswith(f"\n  all of it, on node n1: gpu-efficiency report 7 --node {url}\n")
+    with hidden(tmp_path):
+        status, out, err = run(f"7 {AT}")
+    assert (status, out) == (1, "")
+    assert "history.db: this user may not read it: ask its daemon (--node URL), or run this as root; " in err
+    assert f"{url} cannot be reached" in err
+    assert err.endswith("name a source with --store FILE, --node URL or --prometheus URL\n")
+
+
+def test_the_short_form_names_a_command_that_finds_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = store(tmp_path / "history.db", stated())
+    assert run(f"7 --store {path} {AT} --short")[1].endswith(f"  all of it: gpu-efficiency report 7 --store {path}\n")
+    monkeypatch.setattr("sys.argv", [f"{tmp_path}/bin/gpu-efficiency"])
+    monkeypatch.setattr("shutil.which", lambda _name, path: None if "/usr/local/bin:" in path else "")
+    assert f"all of it: {tmp_path}/bin/gpu-efficiency report 7" in run(f"7 --store {path} {AT} --short")[1]

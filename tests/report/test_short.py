@@ -29,6 +29,8 @@ def test_the_short_form() -> None:
         "    do: mend it",
         "  all of it: gpu-efficiency report 7",
     ]
+    found = render_short(receipt(), program="/opt/bin/gpu-efficiency", sources=" --node http://a", node="a\x1b")
+    assert found.endswith("\n  all of it, on node a?: /opt/bin/gpu-efficiency report 7 --node http://a\n")
 
 
 def test_the_short_form_at_its_longest_fits() -> None:
@@ -41,7 +43,8 @@ def test_the_short_form_at_its_longest_fits() -> None:
     )  # fmt: skip
     lines = found.splitlines()
     assert len(lines) == MOST_LINES
-    assert max(map(len, lines)) <= WIDTH
+    assert max(map(len, lines[:-1])) <= WIDTH
+    assert lines[-1].endswith("j" * 200), "a command that is cut is none"
     assert "80.00 GPU-hours on 8 GPUs, 160.00 USD, 12.3 kWh" in lines[1]
     assert lines[6] == "  50.0 % of the time was observed, 1 of 8 nodes told of it"
 

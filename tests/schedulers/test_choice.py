@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from exporter.config import Config
-from exporter.registry import KubernetesSettings, MappingDirSettings, SlurmSettings
+from exporter.registry import SCHEDULERS, KubernetesSettings, MappingDirSettings, SlurmSettings
 from exporter.schedulers.base import Scheduler, SchedulerError, choose_scheduler, open_scheduler
+from exporter.schedulers.kubernetes.api import ApiTimeouts, find_api_server
+from tests.ordinary import hidden
 
 Choose = Callable[..., Scheduler]
 
@@ -78,3 +80,18 @@ def test_a_node_without_a_kubelet_loads_nothing_of_it(chosen: Choose, monkeypatc
         monkeypatch.delitem(sys.modules, module)
     chosen()
     assert "exporter.schedulers.kubernetes.scheduler" not in sys.modules
+
+
+def test_what_a_folder_hides_is_not_taken_for_absent(tmp_path: Path) -> None:
+    """A kubelet's folder is root's alone; opened, it gives the reason."""
+    absence = SCHEDULERS["kubernetes"].explain_absence
+    assert absence is not None
+    settings = KubernetesSettings(
+        pod_resources_socket=f"{tmp_path}/kubelet.sock", token_file=f"{tmp_path}/token", ca_file=f"{tmp_path}/ca.crt"
+    )
+    environ = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
+    assert absence(settings).startswith("no kubelet at")
+    assert find_api_server(settings, environ, ApiTimeouts()) is None
+    with hidden(tmp_path):
+        assert absence(settings) == ""
+        assert find_api_server(settings, environ, ApiTimeouts()) is not None

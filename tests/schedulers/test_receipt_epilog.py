@@ -312,7 +312,7 @@ def test_a_later_run_of_the_job_replaces_it(placed: Node) -> None:
 def test_the_part_of_one_node_says_how_to_have_the_whole(placed: Node) -> None:
     placed.environ |= {"SLURM_JOB_NUM_NODES": "2", "SLURM_NODELIST": "n[1-2]"}
     placed.write()
-    last = "This is the part of node n1, one of 2. All nodes: gpu-efficiency report 4711 --prometheus URL"
+    last = "This is the part of node n1, one of 2; each of the others shows its own: gpu-efficiency report 4711"
     assert placed.file.read_text() == f"{SHORT}\n{last}\n"
 
 

@@ -14,6 +14,7 @@ from exporter.registry import SlurmSettings
 from exporter.schedulers.base import Member, SchedulerError
 from exporter.schedulers.slurm.local_node import JobTasks, Slot
 from exporter.schedulers.slurm.scheduler import SlurmScheduler, open_slurm
+from tests.ordinary import hidden
 from tests.schedulers.slurm_rig import BATCH, BEGIN, DEVICES, EXTERN, NODE, Proc, Rig, bind, job
 
 
@@ -625,6 +626,17 @@ def test_no_slurm_is_an_error_that_says_what_to_do(slurm_conf: Callable[..., Con
         open_slurm(slurm_conf(node_name="node1"))
     with pytest.raises(SchedulerError, match=r"none.*Set slurm.conf, or make it readable"):
         open_slurm(slurm_conf(conf=str(tmp_path / "none")))
+
+
+def test_a_spool_that_is_hidden_is_an_error_when_it_is_read(slurm_conf: Callable[..., Config], tmp_path: Path) -> None:
+    (tmp_path / "spool/node1").mkdir(parents=True)
+    config = slurm_conf(node_name="node1")
+    scheduler = open_slurm(config)
+    with hidden(tmp_path), pytest.raises(SchedulerError, match=r"spool/node1.*Permission denied"):
+        scheduler.poll(0, (), ())
+    scheduler.close()
+    with hidden(tmp_path), pytest.raises(SchedulerError, match=r"slurm\.conf.*Permission denied.*make it readable"):
+        open_slurm(config)
 
 
 def test_several_nodes_on_one_host_must_be_named(slurm_conf: Callable[..., Config]) -> None:

@@ -1,6 +1,7 @@
 """What a node itself shows of its jobs: sockets, processes, device files, slurm.conf; on made-up trees."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -318,3 +319,19 @@ def test_any_environment_is_read(data: bytes, tmp_path_factory: pytest.TempPathF
     (proc.root / "60/environ").write_bytes(b"SLURM_JOB_ID=7\0SLURM_JOB_GPUS=" + data)
     found = look(proc, "7")["7"]
     assert found.batch is None or all(gpu >= 0 for gpu in found.batch)
+
+
+def test_groups_of_a_job_that_ends_meanwhile_end_no_inspection(proc: Proc, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread that inspects would end with it, and no job be known any more."""
+    group = proc.root.parent / "cgroup/system.slice/slurmstepd.scope/s321M8E9Y2V700"
+    group.mkdir(parents=True)
+    proc.add(60, environ=environ("7", SLURM_JOB_GPUS="1"))
+    glob = Path.glob
+
+    def gone(path: Path, pattern: str) -> Iterator[Path]:
+        yield from glob(path, pattern)
+        if path.name == "slurmstepd.scope":
+            raise FileNotFoundError(path)
+
+    monkeypatch.setattr(Path, "glob", gone)
+    assert look(proc, "7")["7"].batch == (1,)

@@ -22,6 +22,7 @@ from msgspec import Struct
 
 from exporter.clock import Backoff
 from exporter.core.model import Fault
+from exporter.files import may_exist
 from exporter.redact import redact_secrets
 from exporter.registry import KubernetesSettings as Settings
 from exporter.schedulers.kubernetes.objects import ApiStatus, ObjectList, ObjectMeta, WatchEvent
@@ -402,7 +403,7 @@ def api_url(settings: Settings, environ: Mapping[str, str]) -> str:
 def find_api_server(settings: Settings, environ: Mapping[str, str], timeouts: ApiTimeouts) -> ApiServer | None:
     """Return the API server's access; None, which is logged, if it is not to be queried."""
     url = api_url(settings, environ)
-    if url and (settings.api_url != "auto" or Path(settings.token_file).exists()):
+    if url and (settings.api_url != "auto" or may_exist(Path(settings.token_file))):
         return ApiServer(url, settings.token_file, settings.ca_file, timeouts)
     log.info(
         "scheduler kubernetes: the API server is not asked (kubernetes.api_url): pods are known by namespace and name;"

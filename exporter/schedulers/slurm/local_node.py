@@ -20,6 +20,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from exporter.core.model import Device
+from exporter.files import may_exist, readable_part
 from exporter.procfs import command_name, parent_pid
 from exporter.schedulers.mapping_dir import JobFiles
 from exporter.schedulers.procfs import SLUID, ProcessInfo, read_process, read_text, read_uuids, user_name
@@ -49,9 +50,12 @@ class SlurmConf(Struct, frozen=True):
 
 
 def find_conf(configured: str, environ: Mapping[str, str]) -> str:
-    """Return the path of slurm.conf: as configured, in SLURM_CONF, or a default; empty if there is none."""
+    """Return the path of slurm.conf: as configured, in SLURM_CONF, or a default; empty if there is none.
+
+    One that this user may not read is returned, too.
+    """
     path = configured or environ.get("SLURM_CONF", "")
-    return path or next((candidate for candidate in DEFAULT_PATHS if Path(candidate).is_file()), "")
+    return path or next((candidate for candidate in DEFAULT_PATHS if may_exist(Path(candidate))), "")
 
 
 def read_conf(path: str, *, host: str | None = None) -> SlurmConf:
@@ -283,7 +287,8 @@ def _device_numbers(pattern: re.Pattern[str], files: str) -> tuple[int, ...]:
 def read_instances(proc: Path) -> dict[int, tuple[int, int]]:
     """Return (board's minor, GPU instance) by a capability's minor, for GPU and compute instances alike."""
     root = proc / "driver/nvidia/capabilities"
-    paths = (*root.glob("gpu*/mig/gi*/access"), *root.glob("gpu*/mig/gi*/ci*/access"))
+    patterns = ("gpu*/mig/gi*/access", "gpu*/mig/gi*/ci*/access")
+    paths = [path for pattern in patterns for path in readable_part(root.glob(pattern))]
     return dict(_instances(root, paths))
 
 
@@ -378,18 +383,19 @@ class LocalNode:
     def _in_cgroups(self, job: str) -> Iterator[ProcessInfo]:
         """Yield a job's processes in cgroup v1 `slurm[_NODE]/uid_U/job_J`, v2 `[NODE_]slurmstepd.scope/job_J`."""
         trees = [self._cgroup / each for each in _HIERARCHIES]
-        groups = [path for tree in trees for path in tree.glob(f"slurm*/uid_*/job_{job}")]
-        groups += self._cgroup.glob(f"system.slice/*slurmstepd.scope/job_{job}")
+        groups = [path for tree in trees for path in readable_part(tree.glob(f"slurm*/uid_*/job_{job}"))]
+        groups += readable_part(self._cgroup.glob(f"system.slice/*slurmstepd.scope/job_{job}"))
         return self._started(_pids_in(groups))
 
     def _in_sluid_groups(self) -> list[ProcessInfo]:
         """Return all jobs' processes in cgroup v2 `[NODE_]slurmstepd.scope/SLUID` (26.05), whose name has no job id."""
-        scopes = self._cgroup.glob("system.slice/*slurmstepd.scope")
-        groups = (group for scope in scopes for group in scope.iterdir() if _SLUID.fullmatch(group.name))
+        scopes = readable_part(self._cgroup.glob("system.slice/*slurmstepd.scope"))
+        inside = (group for scope in scopes for group in readable_part(scope.glob("*")))
+        groups = (group for group in inside if _SLUID.fullmatch(group.name))
         return list(self._started(_pids_in(groups)))
 
     def _pids(self) -> Iterator[str]:
-        return (path.name for path in self._proc.iterdir() if path.name.isdigit())
+        return (path.name for path in readable_part(self._proc.glob("*")) if path.name.isdigit())
 
     def _started(self, pids: Iterable[str]) -> Iterator[ProcessInfo]:
         """Yield those of these processes that slurmstepd started."""
@@ -414,7 +420,7 @@ class LocalNode:
 
 
 def _pids_in(groups: Iterable[Path]) -> set[str]:
-    files = (file for group in groups for file in group.rglob("cgroup.procs"))
+    files = (file for group in groups for file in readable_part(group.rglob("cgroup.procs")))
     return {pid for file in files for pid in _read_or_empty(file).split()[:_MOST_PROCESSES] if pid.isdigit()}
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from exporter.core.model import SECOND, UNKNOWN_JOB, Allocation, Device, Fault, Owner, Reading
+from exporter.files import may_exist
 from exporter.schedulers.base import Member, SchedulerError, SchedulerState
 from exporter.schedulers.procfs import JobMembers, ProcessInfo, slurm_jobs, user_name
 from exporter.schedulers.rules import Rules
@@ -197,7 +198,8 @@ def open_slurm(config: Any) -> SlurmScheduler:
     node = _node_name(slurm.node_name, conf)
     spool = Path(slurm.spool_dir) if slurm.spool_dir else conf.spool_dir(node) if conf else None
     mapping = Path(slurm.mapping_dir) if slurm.mapping_dir else None
-    if mapping is None and (spool is None or not spool.is_dir()):
+    there = spool is not None and may_exist(spool)
+    if mapping is None and not there:
         raise SchedulerError(
             f"scheduler slurm: {spool or 'SlurmdSpoolDir'} is not there"
             f" ({conf.path if conf else 'no slurm.conf was found'}). On a Slurm node set slurm.conf or slurm.spool_dir,"
@@ -211,7 +213,7 @@ def open_slurm(config: Any) -> SlurmScheduler:
     controller = ControllerQueries(_client(slurm, commands), local, node=node, clock=time.monotonic_ns)
     return SlurmScheduler(
         node,
-        SpoolReader(node, spool=spool if spool is not None and spool.is_dir() else None, mapping=mapping),
+        SpoolReader(node, spool=spool if there else None, mapping=mapping),
         controller,
         rules=Rules(config.workload, config.exemptions),
         proc=proc,

@@ -52,7 +52,7 @@ def load_bindings(folder: str = "", library: str = "") -> Bindings:
     if not folder and util.find_spec("dcgm_agent") is not None:
         return _import_bindings("the Python path", library)
     folders = (folder,) if folder else BINDINGS_PATHS
-    location = next((location for location in folders if (Path(location) / "dcgm_agent.py").is_file()), None)
+    location = next((location for location in folders if os.access(Path(location) / "dcgm_agent.py", os.R_OK)), None)
     if location is None:
         raise SourceError(
             f"NVIDIA's Python bindings of DCGM (dcgm_agent.py) are not in {', '.join(folders)}: install the package"
