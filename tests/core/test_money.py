@@ -168,3 +168,5 @@ def test_a_price_whose_model_no_board_has_is_named_if_no_table_knows_it() -> Non
     (problem,) = price_problems(terms, (*boards, device("GPU-1", "1", model=names[3])), wall_ns=0)
     assert "called NVIDIA H1OO, as" in problem
     assert list(price_problems(Terms(), boards, wall_ns=0)) == []
+    (problem,) = price_problems(Terms(prices=prices[2:3]), boards, wall_ns=0)
+    assert problem.startswith(f"no row of [[prices]] fits {device().model}: ")
