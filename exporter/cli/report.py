@@ -309,6 +309,8 @@ def _unheld_notes(args: argparse.Namespace, fleet: FleetUsage | None) -> Iterato
         yield "GPUs that nobody had are in no job's receipt: say how many are paid for with --gpus, or ask a Prometheus"
     else:
         yield f"by your word {args.gpus:g} GPUs are paid for; what no job had of them costs what the jobs' GPUs do"
+        if fleet.held > args.gpus:
+            yield f"jobs held {fleet.held:,.1f} GPUs on average, more than are paid for by your word: all count"
 
 
 # -- flags --

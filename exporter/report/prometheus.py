@@ -4,8 +4,9 @@ GPU time that no daemon counted is unobserved, so that the parts add up to the t
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain, groupby, pairwise
+from math import ceil
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -67,8 +68,9 @@ class CounterSegment(Struct, frozen=True, kw_only=True):
 
 def prometheus_books(data: PrometheusRunData) -> JobBooks:
     """Build the books of all nodes of the run."""
-    gpus, seen = data.max_gpus(), data.metrics.by_node("paid_seconds")
-    unseen = {node: _node_uncounted(data, node, gpus.get(node, 0.0)) for node in seen}
+    seen = data.metrics.by_node("paid_seconds")
+    gpus = _least_gpus(data, seen) | data.max_gpus
+    unseen = {node: _node_uncounted(data, node, data.max_gpus.get(node, 0.0)) for node in seen}
     currency, rates = _hourly_rates(data, seen)
     labels = [counter.labels for counter in data.metrics.counters("seconds")]
     reported_layers = {each.get("leak", ""): each.get("layer", "") for each in labels}
@@ -103,35 +105,62 @@ def _seconds_by_leak(data: PrometheusRunData, nodes: Iterable[str]) -> dict[str,
 
 def _hourly_rates(data: PrometheusRunData, nodes: Iterable[str]) -> tuple[str, dict[str, float]]:
     """Return the currency, and the price of a GPU-hour by node; the mean price for a node without one."""
-    prices = [price for price in data.hourly_prices() if price.instance in data.node_names]
+    prices = list(_gpu_hour_prices(data))
     currencies = {price.labels.get("currency", "") for price in prices}
     if len(currencies) != 1 or currencies == {NO_PRICE.currency}:
         return "", {}
-    paid_seconds, gpus_held = data.metrics.by_instance("paid_seconds"), _gpus_held(data)
+    paid_seconds = data.metrics.by_instance("paid_seconds")
     weights: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for price in prices:
-        if gpus := gpus_held.get(price.instance):
-            pair = price.value / gpus, paid_seconds.get(price.instance, 0.0)
-            weights[data.node_names[price.instance]].append(pair)
+        weights[data.node_names[price.instance]].append((price.value, paid_seconds.get(price.instance, 0.0)))
     rates = {node: rate for node, pairs in weights.items() if (rate := weighted_mean(pairs)) is not None}
     mean_rate = weighted_mean(chain.from_iterable(weights.values())) or 0.0
     return currencies.pop(), {node: rates.get(node, mean_rate) for node in nodes}
 
 
 _SHARED_TOLERANCE = 0.15
-"""Relative error of the GPUs computed from a short run: a scrape interval at either end is missing."""
+"""Relative error of the GPUs computed from a run: up to a scrape interval at its end is not the job's."""
+
+
+def _gpu_hour_prices(data: PrometheusRunData) -> Iterator[VectorSample]:
+    """Yield the price of a GPU-hour of the job by daemon and currency.
+
+    It is what the job's GPUs cost an hour, by their number; on a daemon that was scraped too seldom to tell the shares
+    of its GPUs, the node's own price, if it is stored.
+    """
+    numbers, shares = data.mean_gpus, _gpus_held(data)
+    prices = [price for price in data.hourly_prices() if price.instance in data.node_names]
+    short = [run.instance for run in data.run.instance_runs if run.instance not in shares]
+    of_nodes = data.gpu_hour_prices(short) if short else []
+    yield from of_nodes
+    known = {price.instance for price in of_nodes}
+    for price in prices:
+        gpus = shares.get(price.instance) or numbers.get(price.instance)
+        if gpus and price.instance not in known:
+            yield VectorSample(price.labels, price.value / gpus)
 
 
 def _gpus_held(data: PrometheusRunData) -> dict[InstanceKey, float]:
-    """Return paid GPUs by daemon: a MIG instance or a shared GPU counts as less than 1."""
-    gpus_by_instance = dict(data.mean_gpus())
+    """Return paid GPUs by daemon: a MIG instance or a shared GPU counts as less than 1; without too short runs."""
+    gpus_by_instance: dict[InstanceKey, float] = {}
+    numbers = data.mean_gpus
     for run in data.run.instance_runs:
         segments = list(_instance_segments(data, run))
         duration = sum(each.last - each.first for each in segments)
-        mean_gpus = sum(each.paid_at_last - each.paid_at_first for each in segments) / duration if duration > 0 else 0.0
-        if 0 < mean_gpus < (1 - _SHARED_TOLERANCE) * gpus_by_instance.get(run.instance, 0.0):
-            gpus_by_instance[run.instance] = mean_gpus
+        if duration * _SHARED_TOLERANCE <= run.scrape_interval:
+            continue
+        mean_gpus = sum(each.paid_at_last - each.paid_at_first for each in segments) / duration
+        number = numbers.get(run.instance, 0.0)
+        shared = 0 < mean_gpus < (1 - _SHARED_TOLERANCE) * number
+        gpus_by_instance[run.instance] = mean_gpus if shared else number
     return gpus_by_instance
+
+
+def _least_gpus(data: PrometheusRunData, paid: Mapping[str, float]) -> dict[str, float]:
+    """Return by node the number of GPUs that the job held at least, for what was never sampled while it ran."""
+    start_by_node = {data.node_names[each.instance]: each.start for each in data.run.instance_runs}
+    lengths = {node: data.run.end - start for node, start in start_by_node.items()}
+    return {node: float(ceil(paid[node] / lengths[node])) for node in paid if lengths.get(node, 0.0) > 0}
 
 
 # -- time that no daemon counted --
@@ -346,6 +375,8 @@ def _unseen_notes(data: PrometheusRunData) -> Iterator[str]:
     if data.restarted:
         names = sorted({data.node_names[instance] for instance in data.restarted})
         yield f"daemons that began anew in the run: {', '.join(names)}; what they had counted before is added"
+    if unsampled := sorted(set(data.metrics.by_node("paid_seconds")) - data.max_gpus.keys()):
+        yield f"no scrape of {', '.join(unsampled)} met the job at work: it held at least as many GPUs as are shown"
 
 
 def _quality_metrics(data: PrometheusRunData, books: JobBooks) -> Iterator[QualityMetric]:

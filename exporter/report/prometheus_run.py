@@ -4,12 +4,13 @@ A counter that fell was restarted: the value before each fall is added. Two addr
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cached_property
 from itertools import chain, pairwise
 from operator import attrgetter
 from typing import NamedTuple
 
+from exporter.core.prices import NO_PRICE
 from exporter.report.build import latest_maximum, sum_by_key, weighted_mean
 from exporter.report.query import (
     LOOKBACK_SECONDS,
@@ -140,6 +141,7 @@ class PrometheusRunData:
         found = self.job_query.range_samples(paid, start, end, series=self.instance_count)
         return {series.instance: series.points[0] for series in found}
 
+    @cached_property
     def max_gpus(self) -> dict[str, float]:
         """Return the most GPUs the job held at once, by node."""
         gpus_held = f"sum by (cluster, instance) ({self.job_query.job_selector('state_gpus')})"
@@ -158,6 +160,17 @@ class PrometheusRunData:
         price = f"(sum by (cluster, instance, currency) ({self.job_query.job_selector('price_per_hour')}))"
         return self._mean(price, series=2, step=self._resolution_seconds)
 
+    def gpu_hour_prices(self, instances: Collection[InstanceKey]) -> list[VectorSample]:
+        """Return the last price of a GPU-hour of these daemons; the dearest of a node with several models."""
+        unpriced = f"currency!={promql_string(NO_PRICE.currency)}"
+        selector = self.job_query.metric_selector("price_per_gpu_hour", 'held="true"', unpriced)
+        times = {each.instance: each.last_sample for each in self.run.instance_runs if each.instance in instances}
+        dearest: dict[tuple[InstanceKey, str], VectorSample] = {}
+        for sample in sorted(self._last_samples(times, selector), key=attrgetter("value")):
+            dearest[sample.instance, sample.labels.get("currency", "")] = sample
+        return list(dearest.values())
+
+    @cached_property
     def mean_gpus(self) -> dict[InstanceKey, float]:
         """Return the mean number of GPUs or instances while the job held any, by daemon."""
         gpus_held = f"(sum by (cluster, instance) ({self.job_query.job_selector('state_gpus')}) > 0)"

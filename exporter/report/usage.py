@@ -248,19 +248,20 @@ def peak_gpus(holdings: Iterable[GpuHolding], period: Period) -> float:
 def unheld_usage(
     usage: Sequence[UsageRecord], times: Sequence[Period], whole_period: Period, *, gpus: float
 ) -> Iterator[UsageRecord]:
-    """Return the time of `gpus` GPUs that no record holds, by period, at the mean price of the records."""
-    held_seconds, paid_seconds = [0.0] * len(times), 0.0
+    """Return the time of `gpus` GPUs that no record holds, by period, at the mean price of records with one."""
+    held_seconds = [0.0] * len(times)
+    priced_seconds: dict[str, float] = defaultdict(float)
     money: dict[str, float] = defaultdict(float)
     for record in usage:
         seconds = sum(record.seconds.values())
         held_seconds[record.period] += seconds
-        paid_seconds += seconds
         for currency, amount in record.money.items():
             money[currency] += amount
+            priced_seconds[currency] += seconds
     for number, period in enumerate(times):
         length = min(period.end, whole_period.end) - max(period.start, whole_period.start)
         free = gpus * length - held_seconds[number]
         if free > 0:
-            price = {currency: amount * free / paid_seconds for currency, amount in money.items()}
+            price = {currency: amount * free / priced_seconds[currency] for currency, amount in money.items()}
             identity, by_leak = JobIdentity(job_id=""), {"idle_allocation": free}
             yield UsageRecord(period=number, identity=identity, seconds=by_leak, money=price)

@@ -251,10 +251,13 @@ class PrometheusUsage(CounterQuery):
         when = f"timestamp({self.metric_selector('ticks_total')})"
         coarse = f"{extreme}_over_time({when}[{range_duration(*day)}:{range_duration(0, LOOKBACK_SECONDS)}])"
         approximate = self._single_value(f"{extreme}({extreme}({coarse}) or {extreme}({when}))", day.end)
-        if approximate is None or extreme == "max":
-            return approximate
-        fine = f"min_over_time({when}[{range_duration(0, LOOKBACK_SECONDS)}:5s])"
-        return max(day.start, min(approximate, self._single_value(f"min({fine})", approximate) or approximate))
+        if approximate is None:
+            return None
+        # The steps of a subquery are up to the lookback apart: the first sample is before one, the last after one.
+        fine = f"{extreme}_over_time({when}[{range_duration(0, LOOKBACK_SECONDS)}:5s])"
+        at = approximate if extreme == "min" else min(day.end, approximate + LOOKBACK_SECONDS)
+        exact = self._single_value(f"{extreme}({fine})", at) or approximate
+        return max(day.start, min(approximate, exact)) if extreme == "min" else max(approximate, exact)
 
     @property
     def _peak_grain(self) -> float:
@@ -349,10 +352,14 @@ class PrometheusUsage(CounterQuery):
                 )  # fmt: skip
 
     def _uncovered_seconds(self, seconds: dict[str, float], job_seconds: dict[str, float]) -> dict[str, float]:
+        """Return the node's time by leak that no job has; together with the jobs' it is never more than the node's."""
         remaining = {leak: value - job_seconds.get(leak, 0.0) for leak, value in seconds.items()}
         remaining = {leak: value for leak, value in remaining.items() if value > 0}
-        least = max(self._interval, _UNATTRIBUTED_SHARE * sum(seconds.values()))
-        return remaining if sum(remaining.values()) > least else {}
+        total = sum(seconds.values()) - sum(job_seconds.values())
+        if total <= max(self._interval, _UNATTRIBUTED_SHARE * sum(seconds.values())):
+            return {}
+        share = total / sum(remaining.values())
+        return {leak: value * share for leak, value in remaining.items()}
 
     def _node_seconds(self, period: Period) -> dict[tuple[InstanceKey, str], dict[str, float]]:
         """Return GPU-seconds by daemon, `held`, and leak."""

@@ -417,3 +417,18 @@ def test_the_page_in_markdown(said: Callable[[str], tuple[int, str, str]]) -> No
     status, out, _ = said("41 --markdown")
     assert status == 0
     assert "| data\\_stall | ectr | reported | 3.20 | 10.0 % | 6.40 |" in out
+
+
+def test_a_job_of_seconds_costs_its_seconds(ask: Ask) -> None:
+    """One sample of it at work: its counter grows for less than the time between two samples."""
+    found = ask("88")
+    assert (found["gpus"], found["gpu_hours"]) == (8, pytest.approx(8 * 35 / 3600))
+    assert (found["currency"], found["money"]) == ("USD", pytest.approx(2 * 8 * 35 / 3600))
+    assert not any("scrape" in note for note in found["unseen"])
+
+
+def test_a_job_between_two_scrapes_has_gpus_and_costs_its_seconds(ask: Ask) -> None:
+    found = ask("89")
+    assert (found["gpu_hours"], found["money"]) == (pytest.approx(4 * 35 / 3600), pytest.approx(2 * 4 * 35 / 3600))
+    assert found["gpus"] == 3, "35 s of four, in 54 s"
+    assert found["unseen"][0] == "no scrape of n12 met the job at work: it held at least as many GPUs as are shown"

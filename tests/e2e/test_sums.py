@@ -121,6 +121,15 @@ def amount_before(said: str, what: str, *, after: str) -> float:
     return float(" ".join(said.split()).split(after)[1].split(what.strip())[0].replace(",", ""))
 
 
+@pytest.mark.parametrize("seconds", [1500, 1799, 3000])
+def test_a_short_time_has_the_gpus_that_there_are(ask: Ask, seconds: int) -> None:
+    """Whenever it ends: the end of what is stored is not rounded to the steps of a query."""
+    for end in (BEGIN + 7200, BEGIN + 7200 + 299, BEGIN + 7200 + 140):
+        found = json.loads(ask(f"--all --match 'cluster=\"ruled\"' --since {seconds}s --at {end} --json"))
+        assert found["fleet"]["gpus"] == pytest.approx(4, rel=61 / seconds), "to a sample, one a minute"
+        assert found["end"] - found["start"] == pytest.approx(seconds, abs=2 * 60)
+
+
 # -- ranks, filters and forms --
 
 

@@ -4,6 +4,7 @@ Job 41 (16 GPUs, 2 USD a GPU-hour) runs on n1 and n2 from minute 0 to 120. The d
 begins anew at 51.5 and is scraped again at 52. Job 42 (4 GPUs, 2.50 USD) runs on n3 and has not ended at minute 180.
 Job inference/chat (2 + 2 GPUs, no price) runs on n4 and n5; n5's daemon is not heard after minute 60, it ends at 120.
 Job 55 (1 GPU) runs on n10 from minute 0 to 20; the daemon begins anew at 10.5 and at 13.5, and hears no report between.
+Job 88 (8 GPUs) runs on n11 for 35 s, job 89 (4 GPUs) for as long between two scrapes of n12; a GPU-hour costs 2 USD.
 Job 77 ran twice: on n6 until minute 20, and on n7 from 60 to 90. Job 99 is in two clusters.
 """
 
@@ -128,6 +129,8 @@ def samples() -> Series:
         _tell_short(found, minute)
     for minute in range(20 + LINGER + 1):
         _tell_restless(found, minute)
+    for minute in range(30, 30 + LINGER + 1):
+        _tell_brief(found, minute)
     return found
 
 
@@ -231,6 +234,24 @@ def _tell_restless(found: Series, minute: int) -> None:
     if not 10 < minute <= 13:
         put(found, "reported_gpu_seconds_total", page, paid, minute)
         put(found, "tokens_total", page, 10 * paid, minute)
+
+
+def _tell_brief(found: Series, minute: int) -> None:
+    """Build jobs 88 and 89, which end before minute 31."""
+    for job, node, gpus, start in (("88", "n11", 8, 1794), ("89", "n12", 4, 1806)):
+        page = {"cluster": "a", "instance": f"{node}:19400", "job_id": job}
+        _tell_node(found, "a", node, minute)
+        node_price = {"cluster": "a", "instance": f"{node}:19400", "model": H100, "held": "true", "currency": "USD"}
+        put(found, "gpu_efficiency_price_per_gpu_hour", node_price, 2.0, minute)
+        if minute * 60 < start:
+            continue
+        paid = gpus * min(35, minute * 60 - start)
+        put(found, "start_timestamp_seconds", page, BEGIN + start, minute)
+        put(found, "paid_seconds_total", page, paid, minute)
+        put(found, "seconds_total{leak=useful,layer=useful}", page, paid, minute)
+        if minute == 30:
+            put(found, "state_gpus{state=active}", page, gpus, minute)
+            put(found, "price_per_hour", page | {"currency": "USD"}, 2.0 * gpus, minute)
 
 
 def put(found: Series, name: str, labels: dict[str, str], value: float, minute: int) -> None:

@@ -25,6 +25,8 @@ from exporter.report.usage import (
     unheld_usage,
     usage_records,
 )
+from exporter.report.usage_prometheus import PrometheusUsage, UsageFilter
+from tests.report.answers import Scripted
 
 DAY, HOUR = 86_400.0, 3600.0
 THURSDAY = 1_767_225_600.0
@@ -175,6 +177,21 @@ def test_what_nobody_had_is_the_rest_of_what_is_paid_for_at_the_mean_price() -> 
     assert [each.seconds for each in found] == [{"idle_allocation": HOUR}, {"idle_allocation": 3 * HOUR}]
     assert [each.money for each in found] == [{"USD": 3.0}, {"USD": 9.0}]
     assert not list(unheld_usage([lot(useful=9)], times[:1], Period(0, HOUR), gpus=4))
+
+
+def test_hours_without_a_price_make_those_of_nobody_no_cheaper() -> None:
+    usage = [lot(useful=1, money=2.0), lot(useful=2), replace(lot(useful=1), money={"GPU-hours": 1.0})]
+    (found,) = unheld_usage(usage, (Period(0, HOUR),), Period(0, HOUR), gpus=8)
+    assert found.seconds == {"idle_allocation": 4 * HOUR}
+    assert found.money == {"USD": 8.0, "GPU-hours": 4.0}
+
+
+def test_jobs_and_what_no_job_had_are_no_more_than_the_node() -> None:
+    """Even if a job's leaks were counted a sample later than the node's."""
+    usage = PrometheusUsage(Scripted(), UsageFilter())
+    node = {"useful": 80.0, "hung": 20.0, "zombie": 100.0}
+    assert usage._uncovered_seconds(node, {"useful": 100.0}) == pytest.approx({"hung": 100 / 6, "zombie": 500 / 6})
+    assert usage._uncovered_seconds(node, {"useful": 190.0}) == {}
 
 
 # -- sums --

@@ -170,6 +170,9 @@ def test_gpus_that_are_paid_for_make_a_fleet_of_it(tmp_path: Path) -> None:
     assert "paid for, on average            8\n" in page
     assert "held by nobody                  4 GPUs on average, 8.00 USD" in page
     assert "by your word 8 GPUs are paid for" in page
+    assert "more than are paid for" not in page
+    few = " ".join(said(f"--all --gpus 3 --store {path} {AT}").split())
+    assert "jobs held 4.0 GPUs on average, more than are paid for by your word" in few
     without = said(f"--all --store {path} {AT}")
     assert "All jobs" in without
     assert "say how many are paid for with --gpus" in " ".join(without.split())
