@@ -103,6 +103,29 @@ def test_torchtitans_validation_is_not_in_the_interval_after_it() -> None:
     assert short(job.parse(logs.titan(20, tps=1, stamp="2025-06-16 22:30:50,000")), "seconds", "steps") == [(10.0, 10)]
 
 
+def test_steps_between_two_lines_count_that_were_made_before_a_validation() -> None:
+    """Lines every ten steps of 2 s, a validation after step 15: how long it took follows from the steps after it."""
+    job = Job()
+    job.parse(logs.titan(10, tps=1, stamp="2025-06-16 22:30:00,000"))
+    validate = "validate step: 15  loss:  5.1234  memory: 49.66GiB(52.28%)  tps: 9,000"
+    job.parse(logs.stamped(validate, "2025-06-16 22:30:25,000"))
+    assert short(job.parse(logs.titan(20, tps=1, stamp="2025-06-16 22:30:35,000")), "seconds", "steps") == [(20.0, 10)]
+    assert short(job.parse(logs.titan(30, tps=1, stamp="2025-06-16 22:30:55,000")), "seconds", "steps") == [(20.0, 10)]
+    job.parse(logs.stamped(validate.replace("15", "40"), "2025-06-16 22:31:25,000"))
+    assert short(job.parse(logs.titan(40, tps=1, stamp="2025-06-16 22:31:26,000")), "seconds", "steps") == [(0.0, 0)]
+
+
+def test_the_trainers_steps_before_an_evaluation_in_the_same_look_count() -> None:
+    job = Job()
+    job.parse(logs.bar(0, 500), now=0)
+    job.parse(logs.trainer(loss=2.0, epoch=0.02), logs.bar(10, 500), now=10)
+    evaluation = "***** Running Evaluation *****"
+    messages = job.parse(logs.bar(15, 500), evaluation, now=15)
+    assert short(messages, "step", "steps", "seconds", "phase") == [(15, 5, 5.0, ""), (None, 0, 0.0, "evaluation")]
+    job.parse("{'eval_loss': 2.5, 'epoch': 0.02}", now=45)
+    assert short(job.parse(logs.bar(20, 500), now=50), "step", "steps", "seconds") == [(20, 5, 5.0)]
+
+
 def test_maxtexts_figures() -> None:
     """Tokens of a device 4096 a second for 2 s; 16 devices had 98,304 that count, 6,144 each: 2,048 are padding."""
     job = Job()
@@ -138,7 +161,8 @@ def test_the_trainers_bar_tells_steps_once_a_look() -> None:
     job = Job()
     assert job.parse(logs.bar(1, 500), logs.bar(9, 500), now=1) == []  # not known yet to be the training's bar
     words = job.parse(logs.trainer(loss=2.0, epoch=0.02), logs.bar(10, 500), now=2)
-    assert short(words, "step", "steps", "loss", "epoch") == [(None, 0, 2.0, 0.02), (10, 0, None, None)]
+    assert short(words, "step", "steps", "loss", "epoch") == [(None, 0, 2.0, 0.02), (10, 9, None, None)]
+    assert words[1].seconds == 1.0, "from its first position on"
     assert short(job.parse(logs.bar(11, 500), logs.bar(12, 500), now=4), "step", "steps", "seconds") == [(12, 2, 2.0)]
     (bar, loss) = job.parse(logs.bar(20, 500), logs.trainer(loss=1.9, epoch=0.04), now=8)
     assert (bar.step, bar.steps, bar.seconds) == (20, 8, 4.0)

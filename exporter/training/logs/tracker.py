@@ -7,7 +7,7 @@ twice. Independent of files and frameworks.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from msgspec import Struct, structs
 
@@ -136,6 +136,10 @@ class StepSequence:
         self._interval_start: LineTime | None = None
         self._interval_step = 0
         """The step at `_interval_start`."""
+        self._paused, self._paused_at = 0.0, cast("LineTime | None", None)
+        """Seconds of the interval that were no training, and since when it has paused."""
+        self._resumed: tuple[LineTime, int] | None = None
+        """When and at which step the interval went on after a pause whose beginning is unknown."""
         self._recent: dict[int, LineTime] = {}
         self._main_writer, self._last_line_at = "", 0
         self._started: int | None = None
@@ -164,7 +168,8 @@ class StepSequence:
         elif base is None or self._interval_start is None:
             return 0, 0.0
         else:
-            steps, seconds = step - (self._interval_step if base == self.step else base), at.since(self._interval_start)
+            steps = step - (self._interval_step if base == self.step else base)
+            seconds = self._training_seconds(self._interval_start, step, steps, at)
         return (steps, seconds) if 0.0 < seconds <= _DAY else (0, 0.0)
 
     def record(self, step: int, writer: str, at: LineTime) -> None:
@@ -176,7 +181,7 @@ class StepSequence:
         if (
             base is None or self._interval_start is None or at.since(self._interval_start) > 0.0
         ):  # otherwise the next interval includes these steps
-            self._interval_start, self._interval_step = at, step
+            self._restart_interval(at, step)
         self.step, self._main_writer, self._last_line_at = step, writer, at.read_at
         self._started, self._has_gap = None, False
         self._recent[step] = at
@@ -188,12 +193,37 @@ class StepSequence:
         seen, self._start_seen = self._start_seen, (step, at)
         if seen and seen[0] == step and abs(at.since(seen[1])) < SAME_START_SECONDS and self._started is None:
             return False
-        self._started, self._interval_start, self._interval_step = step, at, step
+        self._started = step
+        self._restart_interval(at, step)
         return True
 
-    def start_interval(self, at: LineTime) -> None:
-        """Start the next interval at `at`."""
-        self._interval_start, self._interval_step = at, self.step or 0
+    def pause(self, at: LineTime) -> None:
+        """Register that something else than training begins."""
+        self._paused_at = self._paused_at or at
+
+    def resume(self, at: LineTime, step: int | None) -> None:
+        """Register that training goes on, after `step` if that is known.
+
+        Steps since the last line were made before the pause: their time counts, too.
+        """
+        if self._paused_at is not None:
+            self._paused, self._paused_at = self._paused + at.since(self._paused_at), None
+        elif step is not None and self.step is not None and step > self.step:
+            self._resumed = at, step
+        else:
+            self._restart_interval(at, self.step or 0)
+
+    def _restart_interval(self, at: LineTime, step: int) -> None:
+        self._interval_start, self._interval_step = at, step
+        self._paused, self._paused_at, self._resumed = 0.0, None, None
+
+    def _training_seconds(self, start: LineTime, step: int, steps: int, at: LineTime) -> float:
+        """Seconds of the interval in which steps were made; after an unknown pause all take as long as those since."""
+        seconds = at.since(start) - self._paused
+        if self._resumed is None:
+            return seconds
+        since, resumed = self._resumed
+        return min(seconds, at.since(since) * steps / (step - resumed)) if step > resumed else 0.0
 
     def is_main_writer(self, writer: str) -> bool:
         """Whether the writer is the main one, or there is none yet."""
@@ -235,6 +265,8 @@ class StepSequence:
 
 
 _VALIDATION = "validation loss"
+_BARS = 16
+"""Bars of different length before the first loss: downloads and tokenizers have some, too."""
 _FACTS = 64
 
 
@@ -266,6 +298,8 @@ class LogTracker:
         self._just_saved, self._saved_step = False, -1
         self._total: int | None = None
         self._expects_total = False
+        self._first_bars: dict[int | None, tuple[int, str, LineTime]] = {}
+        """The first position of each bar, by its total, until the training's is known."""
         self._bar_event: tuple[LogEvent, str, LineTime] | None = None
 
     def start_fresh(self) -> None:
@@ -275,7 +309,8 @@ class LogTracker:
 
     def handle(self, event: LogEvent, *, writer: str, at: LineTime) -> list[TimedMessage]:
         """Messages that follow from a line of `writer`."""
-        return self._handlers[event.kind](event, writer, at)
+        before = [] if event.kind in ("bar", "facts") else self.flush_bar()
+        return [*before, *self._handlers[event.kind](event, writer, at)]
 
     def flush_bar(self) -> list[TimedMessage]:
         """Messages of the progress bar's last position; called once per poll, because bars are redrawn often."""
@@ -307,20 +342,31 @@ class LogTracker:
 
     def _on_bar(self, event: LogEvent, writer: str, at: LineTime) -> list[TimedMessage]:
         if self._expects_total:
-            self._total, self._expects_total = event.total, False
+            self._choose_bar(event.total)
+        elif self._total is None and len(self._first_bars) < _BARS:
+            self._first_bars.setdefault(event.total, (event.step or 0, writer, at))
         if event.total == self._total:
             self._bar_event = None if event.step == self.sequence.step else (event, writer, at)
             return []
         # Only an evaluation draws a second bar during training; a full bar is redrawn after its end.
-        return [] if self._total is None or event.step == event.total else self._on_validate(event, writer, at)
+        if self._total is None or event.step == event.total:
+            return []
+        return [*self.flush_bar(), *self._on_validate(event, writer, at)]
+
+    def _choose_bar(self, total: int | None) -> None:
+        """Take the bar for the training's: its steps count from its first position on, which may be long ago."""
+        self._total, self._expects_total = total, False
+        first = self._first_bars.get(total)
+        if first is not None and self.sequence.step is None:
+            self.sequence.record(*first)
+        self._first_bars = {}
 
     def _on_metrics(self, event: LogEvent, _writer: str, _at: LineTime) -> list[TimedMessage]:
-        before = self.flush_bar()
         self._expects_total = True
         message = Message(
             step=self.sequence.step, epoch=event.epoch, loss=encode_loss(event.loss), phase=self._resume_compute()
         )
-        return [*before, TimedMessage(message)]
+        return [TimedMessage(message)]
 
     def _on_save(self, event: LogEvent, _writer: str, _at: LineTime) -> list[TimedMessage]:
         known = self._just_saved if event.step is None else self._saved_step == event.step
@@ -349,7 +395,8 @@ class LogTracker:
         self.sequence.begin(event.step or 0, at)
         return self._on_loaded(event, writer, at)
 
-    def _on_validate(self, _event: LogEvent, _writer: str, _at: LineTime) -> list[TimedMessage]:
+    def _on_validate(self, _event: LogEvent, _writer: str, at: LineTime) -> list[TimedMessage]:
+        self.sequence.pause(at)
         return self._enter("evaluation")
 
     def _on_evaluated(self, event: LogEvent, _writer: str, _at: LineTime) -> list[TimedMessage]:
@@ -359,7 +406,7 @@ class LogTracker:
     def _on_validated(self, event: LogEvent, writer: str, at: LineTime) -> list[TimedMessage]:
         if not self.sequence.is_main_writer(writer):
             return []
-        self.sequence.start_interval(at)
+        self.sequence.resume(at, event.step)
         value = encode_loss(event.value)
         quality = Quality(value, _VALIDATION, falls=True) if isinstance(value, float) else None
         return [TimedMessage(Message(quality=quality, epoch=event.epoch, phase=self._resume_compute()))]
