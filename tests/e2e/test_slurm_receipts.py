@@ -5,6 +5,7 @@ tests/schedulers/test_receipt_epilog.py, and that the real ones take it was trie
 """
 
 import pwd
+import shlex
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.running import wait_for
+from tests.ordinary import hidden
+from tests.report.commands import run
 from tests.slurm.observer import REST, Observer, observed
 from tests.slurm.plan import USER, Plan
 from tests.slurm.receipts import install
@@ -23,8 +26,8 @@ pytestmark = pytest.mark.e2e
 class Cluster:
     """Two nodes with a daemon each, the epilog on both, and a folder for jobs."""
 
-    def __init__(self, rig: SlurmRig, observers: list[Observer]) -> None:
-        self.rig, self.observers = rig, observers
+    def __init__(self, rig: SlurmRig, observers: list[Observer], stores: Path) -> None:
+        self.rig, self.observers, self.stores = rig, observers, stores
         self.folder = rig.directory / "out"
         """Everybody may write there."""
 
@@ -60,7 +63,8 @@ def _cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
             settings = {"SLURM_MAPPING_DIR": f"{rig.mapping(node)}", "HISTORY_FILE": f"{folder}/{node}.db"}
             settings["HISTORY_CHECKPOINT_SECONDS"] = "1"
             observers.append(stack.enter_context(observed(rig, node, folder / node, boards=REST, settings=settings)))
-        yield Cluster(rig, observers)
+            (folder / f"{node}.address").write_text(observers[-1].served.url.removeprefix("http://"))
+        yield Cluster(rig, observers, folder)
 
 
 def test_the_user_finds_it_in_the_jobs_folder_and_the_node_takes_the_next_job(cluster: Cluster) -> None:
@@ -71,6 +75,21 @@ def test_the_user_finds_it_in_the_jobs_folder_and_the_node_takes_the_next_job(cl
     about, user = cluster.file(job).stat(), pwd.getpwnam(USER)
     assert (about.st_uid, about.st_gid, about.st_mode & 0o777) == (user.pw_uid, user.pw_gid, 0o600)
     assert "drain" not in cluster.rig.run("sinfo", "-h", "-o", "%t")
+
+
+def test_the_command_that_a_receipt_names_works_for_its_reader(cluster: Cluster) -> None:
+    job = cluster.job()
+    last = cluster.receipt(job).splitlines()[-1]
+    where, command = last.split(": ", 1)
+    assert where == f"  all of it, on node {cluster.rig.nodes[0]}"
+    program, *words = shlex.split(command)
+    assert (program, words[:2]) == ("gpu-efficiency", ["report", job])
+    for line in (shlex.join(words[1:]), job):
+        run(line)  # imports what it needs, perhaps from a folder that root alone may read
+        with hidden(cluster.stores):
+            status, out, err = run(line)
+        assert (status, "Traceback" in out + err) == (0 if line != job else 1, False)
+    assert "name a source with" in err, "no daemon at the usual address of this machine"
 
 
 def test_of_two_nodes_the_first_writes_its_part(cluster: Cluster) -> None:

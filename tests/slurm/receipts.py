@@ -1,6 +1,7 @@
 """Installs the epilog that writes job reports in a rig, with this project's own command.
 
-Each node's store is a file of its own, because the nodes of a rig share one machine.
+Each node's store is a file of its own, because the nodes of a rig share one machine, and the address of its daemon is in
+a file beside it.
 """
 
 import shutil
@@ -22,6 +23,7 @@ command={etc}/report
 """
 _REPORT = """#!/bin/sh
 export GPU_EFFICIENCY_HISTORY_FILE={stores}/$SLURMD_NODENAME.db
+export GPU_EFFICIENCY_WEB_LISTEN_ADDRESS=$(cat {stores}/$SLURMD_NODENAME.address)
 exec {python} -m exporter "$@" 2>>{etc}/../log/receipts.log
 """
 
