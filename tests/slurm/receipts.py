@@ -1,7 +1,7 @@
 """Installs the epilog that writes job reports in a rig, with this project's own command.
 
-Each node's store is a file of its own, because the nodes of a rig share one machine, and the address of its daemon is in
-a file beside it.
+Each node's store is a file of its own, because the nodes of a rig share one machine; the address of its daemon is in a
+file beside it.
 """
 
 import shutil
