@@ -90,8 +90,10 @@ def test_report_writes_a_page_and_json(node: str, job: str, tmp_path: Path) -> N
     assert json.loads(said.stdout.decode("cp1252"))["who"]["job_id"] == job
 
 
-def test_report_sums_up_a_remote_node(node: str) -> None:
-    done = elsewhere("report", "--quiet", "--node", node, "--all", "--by", "user", "--since", "1d", encoding="ascii")
+@pytest.mark.parametrize("form", [(), ("--markdown",)])
+def test_report_sums_up_a_remote_node(node: str, form: tuple[str, ...]) -> None:
+    words = ("report", "--quiet", "--node", node, "--all", "--by", "user", "--since", "1d", *form)
+    done = elsewhere(*words, encoding="ascii")
     assert done.returncode == 0, done.stderr
     assert b"user" in done.stdout.lower()
 
