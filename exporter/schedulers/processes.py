@@ -124,7 +124,7 @@ class ProcessesScheduler:
                 " nvml source; with nvml, run as root and in the host's pid namespace"
             )
         if lists and not may_exist(self._proc):
-            raise SchedulerError(f"scheduler processes: {self._proc} is not there: mount the host's /proc there")
+            raise SchedulerError(f"scheduler processes: {self._proc} is no directory: mount the host's /proc there")
 
     def _update_gpu(self, reading: Reading, known: Mapping[int, _ProcessOwner], *, now: int) -> list[Allocation]:
         """Apply one GPU's process list; return the allocations that ended on it."""
