@@ -83,7 +83,8 @@ class Scraper:
             scrape.lost = str(error)
         scrape.seconds = time.monotonic() - start
         after = schedule(self._target.pid)
-        scrape.daemon_ran, scrape.daemon_waited = after[0] - before[0], after[1] - before[1]
+        # A thread that ended meanwhile takes its seconds with it.
+        scrape.daemon_ran, scrape.daemon_waited = max(after[0] - before[0], 0.0), max(after[1] - before[1], 0.0)
         scrape.scraper_waited = _own_wait() - own
         scrape.resident = _resident(self._target.pid)
         if not scrape.lost:
