@@ -194,8 +194,8 @@ This page sorts 17 of the 24 leaks into twelve *kinds* known from the literature
 prints it for programs. All three are generated from one table, `exporter/core/leak_guide.py`.
 
 The layer is the ratio that a leak lowers: `gau` (occupied / observed), `ectr` (computing / occupied) or `emfu` (useful
-/ computing). [README](../README.md) and [accounting](accounting.md) define these times. In short, a GPU is *occupied*
-unless it is unavailable, unallocated or a zombie, and *computing* unless its job waits.
+/ (computing - `unresolved`)). [README](../README.md) and [accounting](accounting.md) define these times. In short, a
+GPU is *occupied* unless it is unavailable, unallocated or a zombie, and *computing* unless its job waits.
 
 The role is who can usually act. It is not the label `team`, which your workload rules set. *platform* runs the cluster,
 *scheduling* decides who gets which GPU, *training* and *serving* run jobs and servers, *model* writes the model's code,
