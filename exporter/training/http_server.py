@@ -29,7 +29,8 @@ from exporter.config import ConfigError, split_address
 from exporter.connections import Deadline, overdue, surplus
 from exporter.training.inbox import Inbox, unidentified_error
 from exporter.training.message import MOST_BYTES, ReportRefusedError
-from exporter.training.peer import Address, Peer, SearchBudget, peer_of_connection, process_age
+from exporter.training.peer import Peer, PeerSearch, process_age
+from exporter.training.socket_owner import Address
 from exporter.training.unix_socket import ReportListenError
 from exporter.worker import AFTER_FAILURE_SECONDS
 
@@ -70,12 +71,12 @@ class HttpListener:
 
     def __init__(self, address: str, inbox: Inbox, *, clock: Clock, proc: Path) -> None:
         """Listen on `address`, host:port. Raises ConfigError if it is not loopback, ReportListenError."""
-        self._inbox, self._clock, self._proc = inbox, clock, proc
+        self._inbox, self._clock = inbox, clock
         self._sock = _listen(*parse_loopback_address(address))
         host, self.port = self._sock.getsockname()[:2]
         self._address = Address(host, self.port)
         self._lookup_lock = asyncio.Lock()
-        self._searches = SearchBudget()
+        self._search = PeerSearch(self._address, proc)
         self._recent: deque[int] = deque(maxlen=_RECENT)
         self._app = Starlette(routes=[Route("/v1/report", self._handle_report, methods=["POST"])])
         self._server = self._new_server()
@@ -171,7 +172,7 @@ class HttpListener:
 
     def _peer(self, client: Address) -> Peer:
         likely = dict.fromkeys((*self._inbox.jobs, *self._recent))
-        peer = peer_of_connection(client, self._address, proc=self._proc, budget=self._searches, first=likely)
+        peer = self._search.find(client, first=likely)
         self._recent.append(peer.pid)
         return peer
 

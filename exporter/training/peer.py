@@ -1,7 +1,7 @@
 """Identifies the process at the other end of a connection from the kernel's data, never from what the process claims.
 
 Reads peer credentials of unix sockets (unix(7)), and finds the process of a loopback TCP connection: first the
-socket's inode in /proc/net/tcp (proc(5)), then the process that has it open.
+socket's inode, from the kernel, then the process that has it open.
 Pids are the host's if the daemon shares the host's pid namespace; otherwise the kernel reports 0 for processes outside
 it (pid_namespaces(7)), and they cannot be identified.
 """
@@ -14,8 +14,6 @@ import socket
 import struct
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from ipaddress import IPv4Address, ip_address
 from itertools import islice
 from pathlib import Path
 
@@ -25,6 +23,7 @@ from exporter.connections import TokenBucket
 from exporter.core.model import SECOND
 from exporter.procfs import read_bytes, start_ticks
 from exporter.training.message import ReportRefusedError
+from exporter.training.socket_owner import Address, SocketOwner, SocketTable
 
 _CREDENTIALS = struct.Struct("iII")
 """struct ucred (unix(7)): pid, uid, gid."""
@@ -43,7 +42,6 @@ _MOST_DESCRIPTORS = 262_144
 _SECONDS_AT_ONCE, _SHARE_OF_USER, _SHARE_OF_ALL = 2.0, 0.02, 0.1
 """Processor time of searches: at once, and as a share of a processor on average, for one user and for all."""
 _MOST_USERS = 1024
-_TABLE_BYTES = 16 * 1024 * 1024
 _HERTZ = os.sysconf("SC_CLK_TCK")
 
 
@@ -53,13 +51,6 @@ class Peer(Struct, frozen=True):
     pid: int
     ticks: int
     """Start of the process, in clock ticks since boot."""
-
-
-class Address(Struct, frozen=True):
-    """One end of a TCP connection."""
-
-    host: str
-    port: int
 
 
 def connected_peer(sock: socket.socket, proc: Path) -> Peer:
@@ -109,115 +100,71 @@ def process_age(peer: Peer) -> int:
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME) - peer.ticks * SECOND // _HERTZ
 
 
-class SearchBudget:
-    """Limits the processor time of searches for processes: of each user, so that no other's are refused, and in all."""
+class PeerSearch:
+    """Finds the processes behind loopback connections to one listening socket, within limits of processor time.
 
-    def __init__(self) -> None:
+    Each user has a share, so that no other's are refused; all together have one, too. While that is used up, a user
+    who has hardly used his own is still served, at most as much again.
+    """
+
+    def __init__(self, server: Address, proc: Path) -> None:
+        """`server` listens already."""
+        self._proc, self._table = proc, SocketTable(server, proc)
         self._all, self._by_user = TokenBucket(_SECONDS_AT_ONCE, _SHARE_OF_ALL), dict[int, TokenBucket]()
-        self._user: TokenBucket | None = None
 
-    @contextmanager
-    def search(self) -> Iterator[None]:
-        """Charge the block's processor time. Raises ReportRefusedError if all users together are over the limit."""
-        if self._all.available(time.monotonic()) <= 0:
-            raise _too_many_searches("all users")
-        began, self._user = time.thread_time(), None
+    def find(self, client: Address, first: Iterable[int] = ()) -> Peer:
+        """Return the process that holds the client's end of the connection; pids in `first` are searched first.
+
+        If several processes hold it, as after a fork, the oldest is returned, with preference for `first`. Slow: do not
+        call it on a thread that must not block. Raises ReportRefusedError if the process cannot be identified.
+        """
+        began, charged = time.thread_time(), [self._all]
         try:
-            yield
+            owner = self._table.owner(client)
+            if owner is None:
+                raise ReportRefusedError(
+                    "not_visible", f"no process of this host has port {client.port}: use the unix socket"
+                )
+            charged.append(self._admit(owner.uid))
+            return self._find(client, owner, first)
         finally:
             spent = time.thread_time() - began
-            for bucket in (self._all, self._user):
-                if bucket is not None:
-                    bucket.spend(spent)
+            for bucket in charged:
+                bucket.spend(spent)
 
-    def charge(self, uid: int) -> None:
-        """Charge the current search to the user, too. Raises ReportRefusedError if he is over his limit."""
+    def _admit(self, uid: int) -> TokenBucket:
+        """Return the user's share. Raises ReportRefusedError if it is used up, or that of all users."""
         bucket = self._by_user.pop(uid, None) or TokenBucket(_SECONDS_AT_ONCE, _SHARE_OF_USER)
         self._by_user[uid] = bucket
         if len(self._by_user) > _MOST_USERS:
             del self._by_user[next(iter(self._by_user))]
-        if bucket.available(time.monotonic()) <= 0:
-            raise _too_many_searches(f"user {uid}")
-        self._user = bucket
+        own, of_all = bucket.available(time.monotonic()), self._all.available(time.monotonic())
+        fresh = own > _SECONDS_AT_ONCE / 2
+        if own <= 0 or of_all <= (-_SECONDS_AT_ONCE if fresh else 0):
+            raise ReportRefusedError(
+                "too_many",
+                f"finding the processes behind new connections of {f'user {uid}' if own <= 0 else 'all users'} took too"
+                " much processor time: keep a connection open for all reports, or use the unix socket",
+            )
+        return bucket
 
-
-def _too_many_searches(whose: str) -> ReportRefusedError:
-    return ReportRefusedError(
-        "too_many",
-        f"finding the processes of {whose} behind new connections took too much processor time: keep a connection open"
-        " for all reports, or use the unix socket",
-    )
-
-
-def peer_of_connection(
-    client: Address, server: Address, *, proc: Path, budget: SearchBudget, first: Iterable[int] = ()
-) -> Peer:
-    """Find the process that holds the client's end of a loopback connection; pids in `first` are searched first.
-
-    If several processes hold it, as after a fork, the oldest is returned, with preference for `first`. Slow: do not
-    call it on a thread that must not block. Raises ReportRefusedError if the process cannot be identified.
-    """
-    with budget.search():
-        return _find_peer(client, server, proc=proc, budget=budget, first=first)
-
-
-def _find_peer(client: Address, server: Address, *, proc: Path, budget: SearchBudget, first: Iterable[int]) -> Peer:
-    entry = _socket_entry(client, server, proc)
-    if entry is None:
-        raise ReportRefusedError("not_visible", f"no process of this host has port {client.port}: use the unix socket")
-    inode, uid = entry
-    budget.charge(uid)
-    if not inode:
-        raise ReportRefusedError(
-            "not_visible", "the connection was closed before its process was identified: keep it open until the reply"
-        )
-    target, scan = f"socket:[{inode}]", _DescriptorScan()
-    likely = [pid for pid in first if scan.holds(proc, pid, target)]
-    holders = likely or next(_holders(proc, uid, target, scan), [])
-    peers = [Peer(pid, ticks) for pid in holders if (ticks := start_ticks(proc / str(pid))) is not None]
-    if not peers:
-        raise ReportRefusedError(
-            "not_visible",
-            f"the process that has port {client.port} cannot be found: the daemon must be root, in the host's pid"
-            " namespace; or use the unix socket",
-        )
-    return min(peers, key=lambda peer: (peer.ticks, peer.pid))
-
-
-def _socket_entry(client: Address, server: Address, proc: Path) -> tuple[int, int] | None:
-    """Inode and uid of the client's socket."""
-    for table, ends in _table_forms(client, server):
-        for line in _lines(proc / "net" / table):
-            fields = line.split()
-            if len(fields) > 9 and (fields[1], fields[2]) == ends:  # noqa: PLR2004  the inode is the tenth
-                return int(fields[9]), int(fields[7])
-    return None
-
-
-def _table_forms(client: Address, server: Address) -> Iterator[tuple[str, tuple[bytes, bytes]]]:
-    """Tables of /proc/net that may list the connection, with its two ends as written there.
-
-    An IPv4 connection may belong to an IPv6 socket.
-    """
-    ends = [ip_address(end.host.partition("%")[0]) for end in (client, server)]
-    prefix = b""
-    if all(isinstance(end, IPv4Address) for end in ends):
-        yield "tcp", (_hex(ends[0].packed, client.port), _hex(ends[1].packed, server.port))
-        prefix = b"\0" * 10 + b"\xff\xff"  # an IPv4-mapped IPv6 address
-    yield "tcp6", (_hex(prefix + ends[0].packed, client.port), _hex(prefix + ends[1].packed, server.port))
-
-
-def _hex(packed: bytes, port: int) -> bytes:
-    """Format an address as /proc/net/tcp does: 32-bit words in host byte order, then the port."""
-    values = struct.unpack(f"={len(packed) // 4}I", packed)
-    return ("".join(f"{value:08X}" for value in values) + f":{port:04X}").encode()
-
-
-def _lines(path: Path) -> list[bytes]:
-    try:
-        return read_bytes(path, _TABLE_BYTES).splitlines()[1:]
-    except OSError:
-        return []
+    def _find(self, client: Address, owner: SocketOwner, first: Iterable[int]) -> Peer:
+        if not owner.inode:
+            raise ReportRefusedError(
+                "not_visible",
+                "the connection was closed before its process was identified: keep it open until the reply",
+            )
+        target, scan = f"socket:[{owner.inode}]", _DescriptorScan()
+        likely = [pid for pid in first if scan.holds(self._proc, pid, target)]
+        holders = likely or next(_holders(self._proc, owner.uid, target, scan), [])
+        peers = [Peer(pid, ticks) for pid in holders if (ticks := start_ticks(self._proc / str(pid))) is not None]
+        if not peers:
+            raise ReportRefusedError(
+                "not_visible",
+                f"the process that has port {client.port} cannot be found: the daemon must be root, in the host's pid"
+                " namespace; or use the unix socket",
+            )
+        return min(peers, key=lambda peer: (peer.ticks, peer.pid))
 
 
 class _DescriptorScan:

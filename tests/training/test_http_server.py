@@ -138,7 +138,7 @@ def test_a_process_is_one_by_socket_and_by_http(rig: ReceiverRig) -> None:
 
 
 def test_one_that_cannot_be_told_is_refused(rig: ReceiverRig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("exporter.training.peer._socket_entry", lambda *_, **__: None)
+    monkeypatch.setattr("exporter.training.socket_owner.SocketTable.owner", lambda *_: None)
     status, body = post(rig, b"{}")
     assert (status, "use the unix socket" in body) == (403, True)
     assert rig.count("not_visible") == 1

@@ -22,15 +22,14 @@ from exporter.procfs import start_ticks
 from exporter.training.message import ReportRefusedError
 from exporter.training.peer import (
     _SO_PEERPIDFD,
-    Address,
     Peer,
-    SearchBudget,
+    PeerSearch,
     connected_peer,
-    peer_of_connection,
     peer_with_pid,
     process_age,
     sender_pid,
 )
+from exporter.training.socket_owner import Address, SocketTable, _read_table
 
 PROC = Path("/proc")
 _CALLER = """
@@ -185,22 +184,16 @@ def test_the_process_with_the_other_end_is_found(
     call: Callable[..., tuple[Caller, Address]], family: str, host: str
 ) -> None:
     caller, here = call(family, host)
-    assert peer_of_connection(caller.address, here, proc=PROC, budget=SearchBudget()).pid == caller.pid
-    assert (
-        peer_of_connection(caller.address, here, proc=PROC, budget=SearchBudget(), first=[os.getpid(), caller.pid]).pid
-        == caller.pid
-    )
+    assert PeerSearch(here, PROC).find(caller.address).pid == caller.pid
+    assert PeerSearch(here, PROC).find(caller.address, first=[os.getpid(), caller.pid]).pid == caller.pid
 
 
 def test_of_several_that_have_it_the_oldest_speaks_or_one_that_a_gpu_lists(
     call: Callable[..., tuple[Caller, Address]],
 ) -> None:
     caller, here = call("AF_INET", "127.0.0.1", "fork")
-    assert peer_of_connection(caller.address, here, proc=PROC, budget=SearchBudget()).pid == caller.pid
-    assert (
-        peer_of_connection(caller.address, here, proc=PROC, budget=SearchBudget(), first=caller.children).pid
-        == caller.children[0]
-    )
+    assert PeerSearch(here, PROC).find(caller.address).pid == caller.pid
+    assert PeerSearch(here, PROC).find(caller.address, first=caller.children).pid == caller.children[0]
 
 
 def test_a_connection_of_nobody_is_refused(call: Callable[..., tuple[Caller, Address]]) -> None:
@@ -211,7 +204,7 @@ def test_a_connection_of_nobody_is_refused(call: Callable[..., tuple[Caller, Add
         (caller.address, Address(here.host, 1)),
     ):
         with pytest.raises(ReportRefusedError, match="no process of this host has port"):
-            peer_of_connection(client, server, proc=PROC, budget=SearchBudget())
+            PeerSearch(server, PROC).find(client)
 
 
 def hand_made(root: Path, line: str, table: str = "tcp") -> None:
@@ -236,17 +229,15 @@ def test_the_kernel_s_table_is_read_as_it_is_written(tmp_path: Path) -> None:
     process(tmp_path, 10, uid=1002, inode=4243)
     process(tmp_path, 11, uid=1001, inode=4242)
     process(tmp_path, 12, uid=0, inode=4242, ticks=1)
-    assert peer_of_connection(CLIENT, SERVER, proc=tmp_path, budget=SearchBudget()) == Peer(11, 5), (
-        "of the user who has the socket, before others"
-    )
-    assert peer_of_connection(CLIENT, SERVER, proc=tmp_path, budget=SearchBudget(), first=[10, 12, 99]) == Peer(12, 1)
+    assert PeerSearch(SERVER, tmp_path).find(CLIENT) == Peer(11, 5), "of the user who has the socket, before others"
+    assert PeerSearch(SERVER, tmp_path).find(CLIENT, first=[10, 12, 99]) == Peer(12, 1)
 
 
 def test_a_connection_that_its_process_has_closed_is_refused_with_what_to_do(tmp_path: Path) -> None:
     """It remains in TIME_WAIT (06), without an inode."""
     hand_made(tmp_path, LINE.replace(" 01 ", " 06 ").replace(" 4242 ", " 0 "))
     with pytest.raises(ReportRefusedError, match="keep it open until the reply"):
-        peer_of_connection(CLIENT, SERVER, proc=tmp_path, budget=SearchBudget())
+        PeerSearch(SERVER, tmp_path).find(CLIENT)
 
 
 def test_a_socket_whose_process_may_not_be_seen_is_refused_with_what_to_do(tmp_path: Path) -> None:
@@ -254,7 +245,7 @@ def test_a_socket_whose_process_may_not_be_seen_is_refused_with_what_to_do(tmp_p
     process(tmp_path, 10, uid=1001, inode=1)
     (tmp_path / "11").mkdir()
     with pytest.raises(ReportRefusedError, match="daemon must be root"):
-        peer_of_connection(CLIENT, SERVER, proc=tmp_path, budget=SearchBudget())
+        PeerSearch(SERVER, tmp_path).find(CLIENT)
 
 
 def test_a_user_whose_connections_take_long_to_find_is_refused_and_others_are_not(
@@ -266,14 +257,14 @@ def test_a_user_whose_connections_take_long_to_find_is_refused_and_others_are_no
     monkeypatch.setattr("exporter.training.peer.time.monotonic", lambda: now[0])
     hand_made(tmp_path, LINE)
     process(tmp_path, 11, uid=1001, inode=4242)
-    budget = SearchBudget()
+    search = PeerSearch(SERVER, tmp_path)
 
     def find() -> int:
         now[0] += 10.0  # a second of processor time of all users
-        return peer_of_connection(CLIENT, SERVER, proc=tmp_path, budget=budget).pid
+        return search.find(CLIENT).pid
 
     assert [find(), find(), find()] == [11, 11, 11]
-    with pytest.raises(ReportRefusedError, match="of user 1001 behind new connections") as refused:
+    with pytest.raises(ReportRefusedError, match="behind new connections of user 1001 took") as refused:
         find()
     assert refused.value.outcome == "too_many"
     (tmp_path / "net" / "tcp").write_text((tmp_path / "net" / "tcp").read_text().replace(" 1001 ", " 1002 "))
@@ -283,26 +274,53 @@ def test_a_user_whose_connections_take_long_to_find_is_refused_and_others_are_no
     assert find() == 11, "and what is not used comes back"
 
 
-def test_searches_of_all_users_together_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_searches_of_all_users_together_are_limited_and_who_has_searched_least_comes_last_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A search costs a second; all have two, and as much again for those with more than half of their own left."""
     spent = iter(range(1000))
     monkeypatch.setattr("exporter.training.peer.time.thread_time", lambda: next(spent))
     monkeypatch.setattr("exporter.training.peer.time.monotonic", lambda: 0.0)
-    budget, refused = SearchBudget(), list[str]()
+    search, outcomes = PeerSearch(SERVER, tmp_path), list[str]()
     (tmp_path / "net").mkdir()
-    for uid in range(4):
+    for uid in (0, 1, 0, 2, 3):
         (tmp_path / "net" / "tcp").write_text("  sl\n" + LINE.replace(" 1001 ", f" {uid} ") + "\n")
         with pytest.raises(ReportRefusedError) as found:
-            peer_of_connection(CLIENT, SERVER, proc=tmp_path, budget=budget)
-        refused.append(found.value.outcome)
-    assert refused == ["not_visible", "not_visible", "too_many", "too_many"]
+            search.find(CLIENT)
+        outcomes.append(found.value.outcome)
+    assert outcomes == ["not_visible", "not_visible", "too_many", "not_visible", "too_many"]
 
 
-def test_what_is_known_of_users_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_known_of_users_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("exporter.training.peer._MOST_USERS", 2)
-    budget = SearchBudget()
+    search = PeerSearch(SERVER, tmp_path)
     for uid in range(5):
-        budget.charge(uid)
-    assert budget._by_user.keys() == {3, 4}
+        search._admit(uid)
+    assert search._by_user.keys() == {3, 4}
+
+
+@pytest.mark.parametrize(("family", "host"), [("AF_INET", "127.0.0.1"), ("AF_INET6", "::1")])
+def test_the_kernel_answers_about_one_connection_what_its_table_has(
+    call: Callable[..., tuple[Caller, Address]], family: str, host: str
+) -> None:
+    caller, here = call(family, host)
+    table = SocketTable(here, PROC)
+    owner = table.owner(caller.address)
+    assert owner is not None
+    assert owner == _read_table(caller.address, here, PROC)
+    assert owner.uid == os.getuid()
+    assert table.owner(Address(host, 1)) is None
+
+
+def test_without_netlink_the_table_is_read(
+    call: Callable[..., tuple[Caller, Address]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(93, "Protocol not supported")
+
+    monkeypatch.setattr("exporter.training.socket_owner._ask_kernel", refuse)
+    caller, here = call("AF_INET", "127.0.0.1")
+    assert PeerSearch(here, PROC).find(caller.address).pid == caller.pid
 
 
 @given(st.text(st.characters(codec="utf-8"), max_size=200), st.sampled_from(["tcp", "tcp6"]))
@@ -310,4 +328,4 @@ def test_whatever_is_in_the_table_it_is_somebody_or_refused(text: str, table: st
     with TemporaryDirectory() as folder:
         hand_made(Path(folder), text, table)
         with pytest.raises(ReportRefusedError):
-            peer_of_connection(CLIENT, SERVER, proc=Path(folder), budget=SearchBudget())
+            PeerSearch(SERVER, Path(folder)).find(CLIENT)
