@@ -58,6 +58,9 @@ FAILED, USAGE, NO_SOURCE = 1, 2, 3
 """Exit statuses."""
 JOIN_SECONDS = 2.0
 """Timeout for the end of a sampling or polling thread."""
+SWITCH_SECONDS = 0.0005
+"""Time after which a computing thread must let another run, a tenth of Python's default: the web server waits for a
+turn at each step of a handshake and a response while others parse what engines, logs and jobs send."""
 
 
 def fail(error: object) -> int:
@@ -296,6 +299,7 @@ def serve_app(
         begin()
 
     open_page = config.web.open_page
+    sys.setswitchinterval(SWITCH_SECONDS)
     try:
         run(app, host=host, port=port, page=page, watcher=web_config, open_page=open_page, on_listening=on_listening)
     except WebListenError as err:
