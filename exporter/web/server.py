@@ -84,12 +84,18 @@ class HttpProtocol(H11Protocol):
         body = f"{msg.rstrip('.')}, or headers of more than {connection.manager.limits.header_bytes} bytes\n".encode()
         own = [(b"content-type", b"text/plain; charset=utf-8"), (b"connection", b"close")]
         headers = [*own, (b"content-length", b"%d" % len(body)), *merge_headers((), connection.web_config)]
-        for event in (
-            h11.Response(status_code=400, headers=headers, reason=b"Bad Request"),
-            h11.Data(data=body),
-            h11.EndOfMessage(),
-        ):
-            self.transport.write(self.conn.send(event) or b"")
+        if (
+            self.cycle is not None
+        ):  # a body can be invalid while the app is about to respond: there is no place for that
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            for event in (
+                h11.Response(status_code=400, headers=headers, reason=b"Bad Request"),
+                h11.Data(data=body),
+                h11.EndOfMessage(),
+            ):
+                self.transport.write(self.conn.send(event) or b"")
         self.transport.close()
 
 

@@ -2,6 +2,7 @@
 
 import gc
 import itertools
+import logging
 import select
 import socket
 import threading
@@ -120,6 +121,28 @@ def test_headers_of_sixteen_kilobytes_are_too_many() -> None:
         head = until_cut(line)
     assert head.startswith(b"HTTP/1.1 400 Bad Request\r\n")
     assert b"16384 bytes" in head
+
+
+@pytest.mark.parametrize("method", [b"GET", b"POST"])
+def test_an_invalid_body_is_answered_once_and_no_error_of_ours(method: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    """It comes with the head, and so before the app's own response."""
+    with served() as site, site.line() as line:
+        line.sendall(method + b" /metrics HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nno length\r\n")
+        got = until_cut(line)
+        assert served_well(site)
+    assert got.startswith(b"HTTP/1.1 400 Bad Request\r\n")
+    assert got.count(b"HTTP/1.1") == 1
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+
+def test_an_invalid_body_after_the_response_has_begun_ends_the_connection(caplog: pytest.LogCaptureFixture) -> None:
+    with served(plain_app(b"x" * 1_000_000)) as site, site.line() as line:
+        line.sendall(b"GET / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
+        assert line.recv(8) == b"HTTP/1.1"
+        line.sendall(b"no length\r\n")
+        assert b"400 Bad Request" not in until_cut(line)
+        assert served_well(site)
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
 def test_requests_sent_ahead_are_answered_in_turn_and_in_bounds() -> None:
