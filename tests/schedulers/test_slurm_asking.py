@@ -183,6 +183,11 @@ class Handler(BaseHTTPRequestHandler):
         "/slurm/v0.0.38/job/424242": (500, "restd.unknown.json"),
         "/slurm/v0.0.38/node/node1": (200, "restd.node.json"),
         "/slurm/v0.0.38/node/n9": (500, "restd.no_node.json"),
+        "/slurm/v0.0.38/node/n8": (200, '{"errors": [], "nodes": []}'),
+        "/slurm/v0.0.38/node/n7": (
+            500,
+            '{"errors": [{"description": "Failure to query node n7", "error_number": -1}]}',
+        ),
     }
     asked: ClassVar[list[str]] = []
     tokens: ClassVar[list[str | None]] = []
@@ -191,7 +196,8 @@ class Handler(BaseHTTPRequestHandler):
         self.asked.append(self.path)
         self.tokens.append(self.headers.get("X-SLURM-USER-TOKEN"))
         status, page = self.pages.get(self.path, (404, ""))
-        body = recorded(f"slurm-22.05/{page}").encode() if page else b"Unable find requested URL."
+        body = recorded(f"slurm-22.05/{page}").encode() if page.endswith(".json") else page.encode()
+        body = body or b"Unable find requested URL."
         self.send_response(status)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -235,7 +241,11 @@ def test_slurmrestd_is_asked_in_its_own_version_found_once(restd: str, tmp_path:
         asker.job("424242")
     with pytest.raises(ValueError, match=r"set slurm\.node_name"):
         asker.node("n9")
-    assert (probed, len(Handler.asked)) == (8, 11)
+    with pytest.raises(ValueError, match=r"does not know node n8: set slurm\.node_name"):
+        asker.node("n8")
+    with pytest.raises(SlurmUnavailableError, match=r"query node n7.*If there is no such node, set slurm\.node_name"):
+        asker.node("n7")
+    assert (probed, len(Handler.asked)) == (8, 13)
     assert set(Handler.tokens) == {"secret"}
     asker.close()
     with pytest.raises(SlurmUnavailableError):

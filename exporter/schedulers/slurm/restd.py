@@ -17,6 +17,8 @@ from exporter.schedulers.slurm.parsing import NodeState, SlurmJob, parse_node_js
 VERSIONS = tuple(f"v0.0.{number}" for number in range(45, 37, -1))
 """Of 26.05 down to 22.05; each release supports three."""
 _INVALID_JOB, _INVALID_NODE = "Invalid job id", "Invalid node name"
+_NODE_FAILURE = "Failure to query node"
+"""Description of any failure of a query for one node in 24.11 and 26.05: that the node does not exist among others."""
 _TOKEN_BYTES = 16 * 1024
 
 
@@ -63,8 +65,9 @@ class RestClient:
             if _INVALID_NODE in response.text:
                 raise ValueError(f"slurmrestd does not know {resource}: set slurm.node_name")
             if response.status_code != HTTPStatus.NOT_FOUND:
+                hint = ". If there is no such node, set slurm.node_name" if _NODE_FAILURE in response.text else ""
                 raise SlurmUnavailableError(
-                    f"{self._label}: HTTP {response.status_code} for {resource}: {response.text[:200]!r}"
+                    f"{self._label}: HTTP {response.status_code} for {resource}: {response.text[:200]!r}{hint}"
                 )
         raise SlurmUnavailableError(
             f"{self._label}: supports none of {VERSIONS[-1]} to {VERSIONS[0]}: is it slurmrestd?"
