@@ -115,6 +115,15 @@ def test_steps_between_two_lines_count_that_were_made_before_a_validation() -> N
     assert short(job.parse(logs.titan(40, tps=1, stamp="2025-06-16 22:31:26,000")), "seconds", "steps") == [(0.0, 0)]
 
 
+def test_torchtitans_checkpoint_between_two_lines_is_no_time_of_its_steps() -> None:
+    job = Job()
+    job.parse(logs.titan(10, tps=1, stamp="2025-06-16 22:30:00,000"))
+    job.parse(logs.stamped("Saving the checkpoint (or staging if async is enabled).", "2025-06-16 22:30:10,000"))
+    saved = "Finished saving the checkpoint (or staging if async is enabled)in 8.00 seconds."
+    assert short(job.parse(logs.stamped(saved, "2025-06-16 22:30:18,000")), "checkpoints", "phase") == [(1, "compute")]
+    assert short(job.parse(logs.titan(20, tps=1, stamp="2025-06-16 22:30:28,000")), "seconds", "steps") == [(20.0, 10)]
+
+
 def test_the_trainers_steps_before_an_evaluation_in_the_same_look_count() -> None:
     job = Job()
     job.parse(logs.bar(0, 500), now=0)

@@ -368,20 +368,26 @@ class LogTracker:
         )
         return [TimedMessage(message)]
 
-    def _on_save(self, event: LogEvent, _writer: str, _at: LineTime) -> list[TimedMessage]:
-        known = self._just_saved if event.step is None else self._saved_step == event.step
-        return [] if known else self._enter("checkpoint")
+    def _on_save(self, event: LogEvent, _writer: str, at: LineTime) -> list[TimedMessage]:
+        if self._just_saved if event.step is None else self._saved_step == event.step:
+            return []
+        self.sequence.pause(at)
+        return self._enter("checkpoint")
 
-    def _on_saved(self, event: LogEvent, _writer: str, _at: LineTime) -> list[TimedMessage]:
+    def _on_saved(self, event: LogEvent, _writer: str, at: LineTime) -> list[TimedMessage]:
         during = self._phase == "checkpoint"
         known = self._just_saved if event.step is None else self._saved_step == event.step
         self._just_saved, self._saved_step = True, -1 if event.step is None else event.step
         if during:
+            self.sequence.resume(at, None)
             return [TimedMessage(Message(checkpoints=1, phase=self._resume_compute()), event.seconds or 0.0)]
         return [] if known else [_past_phase("checkpoint", event.seconds or 0.0, checkpoints=1)]
 
-    def _on_detached(self, _event: LogEvent, _writer: str, _at: LineTime) -> list[TimedMessage]:
-        return self._enter("compute") if self._phase == "checkpoint" else []
+    def _on_detached(self, _event: LogEvent, _writer: str, at: LineTime) -> list[TimedMessage]:
+        if self._phase != "checkpoint":
+            return []
+        self.sequence.resume(at, None)
+        return self._enter("compute")
 
     def _on_load(self, event: LogEvent, _writer: str, at: LineTime) -> list[TimedMessage]:
         if event.step is not None and not self.sequence.begin(event.step, at):
