@@ -146,7 +146,8 @@ def _any_of(names: Iterable[str]) -> re.Pattern[str]:
 _GENERIC_NAMES = ("root", "nobody", "unknown", "")
 _OWNER_FIELDS = {
     "user": "user", "account": "account", "name": "name", "namespace": "namespace", "pod": "pod", "team": "team",
-    "comment": "comment", "job_id": "job", "array_id": "job", "run": "run",
+    "comment": "comment", "job_id": "job", "array_id": "job",
+    "display_id": "job", "run": "run",
 }  # fmt: skip
 """Fields of an owner or report that hold names, and the kind of each name."""
 _LABEL_KINDS = _OWNER_FIELDS | {"workload_namespace": "namespace", "workload_pod": "pod", "node": "host"}

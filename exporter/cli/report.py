@@ -24,14 +24,16 @@ from exporter.cli.progress import WAITED, ProgressBar, counted, progress_argumen
 from exporter.cli.wiring import config_file_argument, duration_argument, fail, parse_headers, read_config, url_argument
 from exporter.config import Config, ConfigError, split_address
 from exporter.core.job_record import JobRecord, JobRecordQuery
+from exporter.core.model import parse_display_id
 from exporter.files import OutputError, may_exist, write_output
 from exporter.preview.prometheus import PrometheusClient, PrometheusError, PrometheusSeries
 from exporter.redact import redact_secrets
 from exporter.report.analysis import compare_reports, estimate_changes
-from exporter.report.model import JobReport, ReportComparison, ReportError
+from exporter.report.job_names import find_named, members_message, naming_notes, split_step
+from exporter.report.model import JobIdentity, JobReport, ReportComparison, ReportError
 from exporter.report.nodes import NodeQueryError, NodeRecords, fetch_records
 from exporter.report.prometheus import report_from_prometheus
-from exporter.report.query import JobQuery
+from exporter.report.query import JobQuery, jobs_named
 from exporter.report.ranking import summary_lines, summary_tables
 from exporter.report.records import RecordSources, join_records
 from exporter.report.summary import (
@@ -58,6 +60,7 @@ from exporter.report.usage import (
     Period,
     UsageInputs,
     default_period,
+    job_identity,
     latest_records,
     peak_gpus,
     split_periods,
@@ -392,10 +395,17 @@ def _reports_from_prometheus(args: argparse.Namespace, at: float) -> list[JobRep
     progress = ProgressBar(redact_secrets(args.prometheus), unit=counted("questions"), quiet=args.quiet)
     with PrometheusClient(args.prometheus, parse_headers(args.header)) as server, progress:
         counting = _CountingPrometheus(server, progress)
-        return [
-            report_from_prometheus(JobQuery(counting, job, matchers=args.match), at, since=args.since)
-            for job in args.compare or [args.job]
-        ]
+        return [_report_from_prometheus(counting, name, args, at) for name in args.compare or [args.job]]
+
+
+def _report_from_prometheus(server: "_CountingPrometheus", name: str, args: argparse.Namespace, at: float) -> JobReport:
+    job, step = split_step(name)
+    query = JobQuery(server, job, matchers=args.match)
+    if parse_display_id(job) is not None:
+        named = find_named(job, jobs_named(query, job, at, since=args.since))
+        query = JobQuery(server, job if named is None else named.job_id, matchers=args.match)
+    found = report_from_prometheus(query, at, since=args.since)
+    return replace(found, unseen=(*found.unseen, *naming_notes(found, job, step)))
 
 
 class _CountingPrometheus:
@@ -413,12 +423,27 @@ class _CountingPrometheus:
 
 def _reports_from_records(args: argparse.Namespace, at: float) -> list[JobReport]:
     """Build each job's report from stores or nodes."""
-    found = []
-    for job in args.compare or [args.job]:
-        wanted = JobRecordQuery(job_id=job, since=at - args.since, until=at)
-        records, sources = _wait_for_end(args, wanted) if args.wait else _gather_records(args, wanted)
-        found.append(join_records(records, job_id=job, at=at, sources=sources))
-    return found
+    return [_report_from_records(args, name, at) for name in args.compare or [args.job]]
+
+
+def _report_from_records(args: argparse.Namespace, name: str, at: float) -> JobReport:
+    job, step = split_step(name)
+    wanted = JobRecordQuery(job_id=job, since=at - args.since, until=at)
+    gather = _wait_for_end if args.wait else _gather_records
+    records, sources = gather(args, wanted)
+    named = find_named(job, _identities(records))
+    if named is None and job.isdigit():
+        whole, _ = _gather_records(args, replace(wanted, job_id="", array_id=job))
+        if members := members_message(job, _identities(whole)):
+            raise ReportError("; ".join((members, *sources.unanswered)))
+    elif named is not None and named.job_id != job:  # also its records of an older daemon, which lack the name
+        records, sources = gather(args, replace(wanted, job_id=named.job_id))
+    found = join_records(records, job_id=job if named is None else named.job_id, at=at, sources=sources)
+    return replace(found, unseen=(*found.unseen, *naming_notes(found, job, step)))
+
+
+def _identities(records: Iterable[JobRecord]) -> list[JobIdentity]:
+    return [job_identity(record.owner) for record in records]
 
 
 # -- output --
@@ -474,7 +499,7 @@ def report_arguments(command: argparse.ArgumentParser) -> None:
     """Add the flags of `report`."""
     config_file_argument(command)
     progress_arguments(command)
-    command.add_argument("job", nargs="?", metavar="JOBID", help="as the metrics have it; Kubernetes: namespace/pod")
+    command.add_argument("job", nargs="?", metavar="JOBID", help="Slurm: 4711, 6_1, 7+0; Kubernetes: namespace/pod")
     command.add_argument("--compare", nargs=2, metavar=("JOBID", "JOBID"), help="two jobs side by side, instead of one")
     _sums_arguments(command)
     _source_arguments(command)

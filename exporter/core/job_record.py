@@ -119,6 +119,8 @@ class JobRecordQuery(Struct, frozen=True, kw_only=True):
     """A filter of job records; empty fields match all."""
 
     job_id: str = ""
+    """The job's id, or the one under which users know it (`Owner.display_id`)."""
+    array_id: str = ""
     user: str = ""
     account: str = ""
     namespace: str = ""
@@ -133,7 +135,8 @@ class JobRecordQuery(Struct, frozen=True, kw_only=True):
         """Whether it is one of those."""
         owner = record.owner
         return (
-            self.job_id in ("", owner.job_id)
+            self.job_id in ("", owner.job_id, owner.display_id)
+            and self.array_id in ("", owner.array_id)
             and self.user in ("", owner.user)
             and self.account in ("", owner.account)
             and self.namespace in ("", owner.namespace)

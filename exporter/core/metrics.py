@@ -311,8 +311,8 @@ def _allocation_info(gpu: GpuView) -> Iterator[MetricSample]:
 def _job_info(job: JobView) -> Iterator[MetricSample]:
     o = job.owner
     yield (
-        o.name, o.user, o.account, o.team, o.partition, o.qos, o.namespace, o.pod, o.kind, o.array_id, o.workload_class,
-        o.scheduler,
+        o.name, o.user, o.account, o.team, o.partition, o.qos, o.namespace, o.pod, o.kind, o.array_id, o.array_task_id,
+        o.het_job_offset, o.workload_class, o.scheduler,
     ), 1  # fmt: skip
 
 
@@ -543,7 +543,7 @@ METRICS: tuple[Metric, ...] = (
         "GPU-seconds allocated to a job on this node."),
     _job.by("job_info",
         ("name", "user", "account", "team", "partition", "qos", "workload_namespace", "workload_pod", "kind",
-         "array_id", "workload_class", "scheduler"), _job_info,
+         "array_id", "array_task_id", "het_job_offset", "workload_class", "scheduler"), _job_info,
         "Owner of a job and what the scheduler reports about it: join on job_id."),
     _job.by("job_state_gpus", ("state",), lambda j: _pairs(j.states),
         "GPUs of this node allocated to a job, by state; a state without GPUs is absent."),

@@ -5,6 +5,7 @@ Times are integer nanoseconds of the host's monotonic clock, on whole millisecon
 else is in base units, and signals keep NVIDIA's names in lower case. `None` means *not measured*, never zero.
 """
 
+import re
 from enum import StrEnum
 
 from msgspec import Struct
@@ -198,6 +199,10 @@ class Owner(Struct, frozen=True, omit_defaults=True):
     """Kind of job or controller, as one lower-case word: array, interactive, deployment, jobset, ..."""
     array_id: str = ""
     """ID of the job array or heterogeneous job that contains the job."""
+    array_task_id: str = ""
+    """Index of the job in its array; empty if it is in none, or unknown."""
+    het_job_offset: str = ""
+    """Offset of the job in its heterogeneous job; empty if it is in none, or unknown."""
     comment: str = ""
     nodes: int = 0
     """Nodes of the whole job; 0: unknown."""
@@ -212,6 +217,32 @@ class Owner(Struct, frozen=True, omit_defaults=True):
     """Name of the operator's exemption that covers the job."""
     exempt_until: float = 0.0
     """Expiry of the exemption, Unix seconds."""
+
+    @property
+    def display_id(self) -> str:
+        """The id under which users know the job; see `display_job_id`."""
+        return display_job_id(self.job_id, self.array_id, self.array_task_id, self.het_job_offset)
+
+
+def display_job_id(job_id: str, array_id: str, array_task_id: str, het_job_offset: str) -> str:
+    """Return a job's id as squeue and sacct show it: `6_1` in an array, `7+0` in a heterogeneous job, else `job_id`.
+
+    That is sacct's JobID; `job_id` is its JobIDRaw (sacct(1)).
+    """
+    if not array_id or not (array_task_id or het_job_offset):
+        return job_id
+    return f"{array_id}_{array_task_id}" if array_task_id else f"{array_id}+{het_job_offset}"
+
+
+_DISPLAY_ID = re.compile(r"(\d{1,10})([_+])(\d{1,10})")
+
+
+def parse_display_id(text: str) -> tuple[str, str, str] | None:
+    """Return array_id, array_task_id and het_job_offset of `6_1` and `7+0`; None if the text is neither."""
+    match = _DISPLAY_ID.fullmatch(text)
+    if match is None or not text.isascii():
+        return None
+    return (match[1], match[3], "") if match[2] == "_" else (match[1], "", match[3])
 
 
 UNKNOWN_JOB = "unknown"

@@ -75,6 +75,17 @@ receipt() {
     nice -n 19 timeout -k 5 "$((limit + wait))" "$command" report "$job" $flags "$@" </dev/null 2>/dev/null
 }
 
+# Prints the id that squeue and sacct show, such as 6_1 in an array and 7+0 in a heterogeneous job: the report $1 begins
+# with it. slurmd passes neither the task's number nor the offset to an epilog (22.05 to 26.05).
+shown_id() {
+    shown=${1#job }
+    shown=${shown%%: *}
+    case $shown in
+        '' | *[!0-9_+]*) shown=$job ;;
+    esac
+    printf '%s' "$shown"
+}
+
 # -- accounting record --
 
 # Prints its input as one line without control characters, cut to $longest bytes but not within a character.
@@ -137,7 +148,7 @@ exit 1'
 as_user() {
     timeout -k 5 "$limit" env -i PATH=/usr/bin:/bin LC_ALL=C \
         setpriv --reuid "$uid" --regid "$gid" "$1" --no-new-privs sh -c "$in_folder" sh \
-        "$folder" "slurm-$job.gpu-efficiency.txt"
+        "$folder" "slurm-$name.gpu-efficiency.txt"
 }
 
 file() {
@@ -164,7 +175,7 @@ write() {
         tell "job $job: no receipt: \`$command report $job\` says why" info
         return 0
     fi
-    part=$(part)
+    part=$(part) name=$(shown_id "$line")
     for place in $places; do
         case $place in
             comment) comment Comment "$(printf '%s' "$mark$line${part:+ ($part)}" | one_line)" ;;
@@ -172,7 +183,7 @@ write() {
             file)
                 if text=$(receipt --short); then
                     hint="${part:+
-This is the $part; each of the others shows its own: gpu-efficiency report $job}"
+This is the $part; each of the others shows its own: gpu-efficiency report $name}"
                     file "$text$hint"
                 fi
                 ;;

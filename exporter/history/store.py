@@ -22,7 +22,7 @@ import msgspec
 from msgspec import Struct
 
 from exporter.core.job_record import JobRecord, JobRecordQuery, JobSample, NodeEvent
-from exporter.core.model import Owner
+from exporter.core.model import Owner, parse_display_id
 from exporter.core.serving import ServingView
 from exporter.core.workload import TrainingView
 from exporter.files import may_exist
@@ -587,10 +587,18 @@ def _blob(value: object) -> bytes:
 
 def _where(wanted: JobRecordQuery, *, scan: bool = False) -> tuple[str, list[object]]:
     """Return the WHERE clause and its values; with `scan` the index of ends is not used (unary plus disables it)."""
-    named = {"job_id": wanted.job_id, "user": wanted.user, "account": wanted.account, "namespace": wanted.namespace}
+    named = {"user": wanted.user, "account": wanted.account, "namespace": wanted.namespace}
     given = {name: value for name, value in named.items() if value}
     conditions = [f"{name} = ?" for name in given]
     values: list[object] = list(given.values())
+    if wanted.job_id:
+        parts = _owner_conditions(*(parse_display_id(wanted.job_id) or ()))
+        by_name = " AND ".join("instr(brief, ?)" for _ in parts)
+        conditions.append(f"(job_id = ? OR {by_name})" if parts else "job_id = ?")
+        values += [wanted.job_id, *parts]
+    if wanted.array_id:
+        conditions.append("instr(brief, ?)")
+        values += _owner_conditions(wanted.array_id)
     if wanted.since > 0:
         conditions.append("+until >= ?" if scan else "until >= ?")
         values.append(wanted.since)
@@ -598,3 +606,12 @@ def _where(wanted: JobRecordQuery, *, scan: bool = False) -> tuple[str, list[obj
         conditions.append("start <= ?")
         values.append(wanted.until)
     return " AND ".join(conditions) or "1", values
+
+
+def _owner_conditions(array_id: str = "", array_task_id: str = "", het_job_offset: str = "") -> list[bytes]:
+    """Return what an encoded record contains if its owner has these values; empty ones are not asked for.
+
+    There is no column of them: a store's schema cannot change without locking out older daemons, and few rows are read.
+    """
+    given = {"array_id": array_id, "array_task_id": array_task_id, "het_job_offset": het_job_offset}
+    return [_encode(name) + _encode(value) for name, value in given.items() if value]

@@ -398,7 +398,7 @@ def _both_jobs_chart(reports: Sequence[JobReport]) -> str:
 
 def _job_bar(report: JobReport) -> BarRow:
     segments, value = tuple(kind_segments(report)), format_percent(report.layers.product)
-    return BarRow(name=f"job {report.who.job_id}", value=value, segments=segments, bold=True)
+    return BarRow(name=f"job {report.who.shown_id}", value=value, segments=segments, bold=True)
 
 
 def kind_segments(report: JobReport) -> Iterator[BarSegment]:

@@ -105,14 +105,14 @@ def _page(report: AnyReport) -> dict[str, object]:
         case JobReport():
             size = [plural(len(report.nodes), "node"), plural(report.gpus, "GPU")]
             return {
-                "title": f"Job {report.who.job_id}", "simulated": report.simulated, "running": report.when.running,
+                "title": f"Job {report.who.shown_id}", "simulated": report.simulated, "running": report.when.running,
                 "charts": _safe_charts(charts.job_charts(report)), **_useful_part(report, size, report.currency),
             }  # fmt: skip
         case ReportComparison(first=first, second=second):
             return {
-                "title": f"Job {first.who.job_id} and job {second.who.job_id}",
+                "title": f"Job {first.who.shown_id} and job {second.who.shown_id}",
                 "simulated": first.simulated or second.simulated, "change": _change(report),
-                "comparison": [(each.who.job_id, _useful_shares(each.layers)) for each in (first, second)],
+                "comparison": [(each.who.shown_id, _useful_shares(each.layers)) for each in (first, second)],
                 "charts": _safe_charts(charts.comparison_charts(report)),
             }  # fmt: skip
         case UsageSummary(whole=whole):

@@ -164,6 +164,9 @@ class JobIdentity(Struct, frozen=True, kw_only=True):
     """The job's ID, name and owner."""
 
     job_id: str
+    display_id: str = ""
+    """The id under which users know the job, as squeue and sacct show it: 6_1 in an array, 7+0 in a heterogeneous job,
+    else `job_id`."""
     cluster: str = ""
     name: str = ""
     user: str = ""
@@ -172,6 +175,11 @@ class JobIdentity(Struct, frozen=True, kw_only=True):
     partition: str = ""
     namespace: str = ""
     workload_class: str = ""
+
+    @property
+    def shown_id(self) -> str:
+        """The id to show to users."""
+        return self.display_id or self.job_id
 
 
 class RunPeriod(Struct, frozen=True, kw_only=True):

@@ -80,7 +80,7 @@ def fetch_records(
 
 def query_parameters(wanted: JobRecordQuery) -> dict[str, str]:
     """Return the query parameters of the API, without those that match all."""
-    names = ("job_id", "user", "account", "namespace")
+    names = ("job_id", "array_id", "user", "account", "namespace")
     filters = {name: value for name in names if (value := getattr(wanted, name))}
     times = {name: repr(value) for name in ("since", "until") if isfinite(value := getattr(wanted, name)) and value > 0}
     return filters | times | {"limit": str(min(wanted.limit, _MAX_RECORDS))}

@@ -36,12 +36,12 @@ from exporter.report.model import JobIdentity, JobReport, QualityMetric, ReportE
 from exporter.report.prometheus_run import PrometheusRunData
 from exporter.report.query import (
     DAY_SECONDS,
-    IDENTITY_LABELS,
     InstanceKey,
     InstanceRun,
     JobQuery,
     VectorSample,
     find_run,
+    identity_of,
 )
 
 Point = tuple[float, float]
@@ -349,12 +349,9 @@ def _latency_values(samples: list[VectorSample]) -> Iterator[LatencyValue]:
 
 def _identity(data: PrometheusRunData) -> JobIdentity:
     """Return the most common identity among the job's nodes."""
-    most_common = Counter(
-        tuple(sample.labels.get(label, "") for label in IDENTITY_LABELS.values())
-        for sample in data.metrics.gauges("info")
-    ).most_common(1)
-    identity = dict(zip(IDENTITY_LABELS, most_common[0][0], strict=True)) if most_common else {}
-    return JobIdentity(job_id=data.job_query.job_id, cluster=next(iter(data.node_names))[0], **identity)
+    most_common = Counter(identity_of(sample.labels) for sample in data.metrics.gauges("info")).most_common(1)
+    identity = most_common[0][0] if most_common else identity_of({"job_id": data.job_query.job_id})
+    return replace(identity, cluster=next(iter(data.node_names))[0])
 
 
 def _activity_percentiles(data: PrometheusRunData) -> dict[str, float]:

@@ -7,14 +7,16 @@ constant counters: the run ends at the first sample that has the last value.
 import json
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from statistics import median
 from typing import NamedTuple, Protocol
 
 from msgspec import Struct
 
-from exporter.report.model import ReportError
+from exporter.core.model import display_job_id, parse_display_id
+from exporter.report.job_names import members_message
+from exporter.report.model import JobIdentity, ReportError
 
 SCRAPE_INTERVAL_SECONDS = 15.0
 """Usual scrape interval."""
@@ -31,6 +33,8 @@ IDENTITY_LABELS = {
     "namespace": "workload_namespace", "workload_class": "workload_class",
 }  # fmt: skip
 """Fields of JobIdentity, and the labels of `job_info` that hold them."""
+_MEMBER_LABELS = ("array_id", "array_task_id", "het_job_offset")
+"""Labels of `job_info` that give a Slurm job's place in an array or a heterogeneous job."""
 InstanceKey = tuple[str, str]
 """Cluster and instance: one daemon under one address."""
 
@@ -158,6 +162,39 @@ class JobQuery(MetricQuery):
         return [VectorSample(dict(key), value) for key, value in values.items()]
 
 
+def identity_of(labels: Mapping[str, str]) -> JobIdentity:
+    """Return the identity in the labels of `job_info`."""
+    job_id = labels.get("job_id", "")
+    return JobIdentity(
+        job_id=job_id,
+        display_id=display_job_id(job_id, *(labels.get(label, "") for label in _MEMBER_LABELS)),
+        cluster=labels.get("cluster", ""),
+        **{field: labels.get(label, "") for field, label in IDENTITY_LABELS.items()},
+    )
+
+
+def jobs_named(metric_query: MetricQuery, name: str, at: float, *, since: float) -> list[JobIdentity]:
+    """Return the jobs with this id, or which users know by it, in the `since` seconds before `at`."""
+    matchers: list[tuple[str, ...]] = [(f"job_id={promql_string(name)}",)]
+    if (place := parse_display_id(name)) is not None:
+        pairs = zip(_MEMBER_LABELS, place, strict=True)
+        matchers.append(tuple(f"{label}={promql_string(value)}" for label, value in pairs))
+    return _stored_jobs(metric_query, matchers, at, since)
+
+
+def jobs_of_array(metric_query: MetricQuery, array_id: str, at: float, *, since: float) -> list[JobIdentity]:
+    """Return the jobs of an array or heterogeneous job in the `since` seconds before `at`."""
+    return _stored_jobs(metric_query, [(f"array_id={promql_string(array_id)}",)], at, since)
+
+
+def _stored_jobs(
+    metric_query: MetricQuery, matchers: Sequence[tuple[str, ...]], at: float, since: float
+) -> list[JobIdentity]:
+    selectors = [metric_query.metric_selector("job_info", *some) for some in matchers]
+    series = " or ".join(f"last_over_time({selector}[{range_duration(0, since)}])" for selector in selectors)
+    return [identity_of(sample.labels) for sample in metric_query.instant_query(series, at)]
+
+
 def promql_string(text: str) -> str:
     """Quote a PromQL string."""
     return json.dumps(text, ensure_ascii=False)
@@ -281,6 +318,10 @@ def _starts_within(job_query: JobQuery, at: float, lookback: float) -> dict[Inst
 
 def _no_job_message(job_query: JobQuery, at: float, since: float) -> str:
     stored = job_query.instant_query(f"count(last_over_time({job_query.metric_selector('build_info')}[1h]))", at)
+    if job_query.job_id.isdigit():
+        members = members_message(job_query.job_id, jobs_of_array(job_query, job_query.job_id, at, since=since))
+        if members:
+            return members
     if stored:
         return (
             f"no job {job_query.job_id} is stored there in the {since / DAY_SECONDS:g} days before: is the id as"

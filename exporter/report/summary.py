@@ -417,7 +417,8 @@ def row_name(record: UsageRecord, by: str) -> str:
 def _job_description(identity: JobIdentity | None, by: str) -> str:
     if identity is None or by != "job":
         return ""
-    return " ".join(filter(None, (identity.name, identity.user and f"of {identity.user}")))
+    shown = identity.shown_id if identity.shown_id != identity.job_id else ""
+    return " ".join(filter(None, (shown, identity.name, identity.user and f"of {identity.user}")))
 
 
 def _trend_point(period_sum: _UsageSum, period: Period) -> TrendPoint:

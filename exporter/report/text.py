@@ -138,7 +138,7 @@ def report_tables(report: JobReport) -> Iterator[ReportTable]:
 def comparison_tables(comparison: ReportComparison) -> Iterator[ReportTable]:
     """Yield all tables of a comparison in order."""
     reports = comparison.first, comparison.second
-    head = ("", *(f"job {report.who.job_id}" for report in reports))
+    head = ("", *(f"job {report.who.shown_id}" for report in reports))
     yield ReportTable(
         title="Two jobs", head=head, rows=tuple(_comparison_rows(comparison)), prose=tuple(_scaling_lines(comparison))
     )
@@ -151,7 +151,7 @@ def comparison_tables(comparison: ReportComparison) -> Iterator[ReportTable]:
     if comparison.same:
         reached = tuple(row for quality in comparison.same for row in _quality_reached_rows(quality, comparison))
         yield ReportTable(title="To the quality both reached", head=head, rows=reached)
-    unseen = tuple(f"job {report.who.job_id}: {line}" for report in reports for line in report.unseen)
+    unseen = tuple(f"job {report.who.shown_id}: {line}" for report in reports for line in report.unseen)
     yield ReportTable(title="How it is known", prose=unseen)
 
 
@@ -163,13 +163,15 @@ def _report_title(report: JobReport) -> str:
     name = f' "{identity.name}"' if identity.name else ""
     user = f" of {identity.user}" if identity.user else ""
     where = f" in {identity.cluster}" if identity.cluster else ""
-    return f"Job {identity.job_id}{name}{user}{where}{_simulated_suffix(report)}"
+    return f"Job {identity.shown_id}{name}{user}{where}{_simulated_suffix(report)}"
 
 
 def _report_facts(report: JobReport) -> Iterator[str]:
     identity, period = report.who, report.when
     more = ("account", "team", "partition", "namespace")
     owner_labels = [f"{label} {getattr(identity, label)}" for label in more if getattr(identity, label)]
+    if identity.shown_id != identity.job_id:
+        owner_labels.insert(0, f"JobIDRaw {identity.job_id}")
     if owner_labels:
         yield ", ".join(owner_labels)
     state = "still running" if period.running else "ended"
@@ -562,7 +564,7 @@ def render_line(report: JobReport) -> str:
     observed = "" if _fully_observed(report) else f"; {format_percent(report.coverage)} of it observed"
     nodes = f"; {len(report.nodes)} of {report.expected_nodes} nodes" if _nodes_missing(report) else ""
     return printable(
-        f"job {report.who.job_id}: {format_percent(report.layers.product)} useful ({layer_product(report.layers)}) of"
+        f"job {report.who.shown_id}: {format_percent(report.layers.product)} useful ({layer_product(report.layers)}) of"
         f" {report.gpu_hours:,.2f} GPU-hours on {plural(report.gpus, 'GPU')} in {format_duration(report.when.seconds)}"
         f"{worst}{money}{observed}{nodes}"
     )
@@ -576,14 +578,14 @@ def render_short(report: JobReport, *, program: str = "gpu-efficiency", sources:
     """
     lines = (shorten(line, WIDTH) for line in _short_lines(report))
     where = f", on node {node}" if node else ""
-    return "\n".join((*lines, printable(f"  all of it{where}: {program} report {report.who.job_id}{sources}"), ""))
+    return "\n".join((*lines, printable(f"  all of it{where}: {program} report {report.who.shown_id}{sources}"), ""))
 
 
 def _short_lines(report: JobReport) -> Iterator[str]:
     identity, state = report.who, "so far" if report.when.running else "ended"
     user = f" of {identity.user}" if identity.user else ""
     yield (
-        f"GPU efficiency of job {identity.job_id}{user}: {format_duration(report.when.seconds)} {state}"
+        f"GPU efficiency of job {identity.shown_id}{user}: {format_duration(report.when.seconds)} {state}"
         f"{_simulated_suffix(report)}"
     )
     money = money_suffix(report.money, report.currency)

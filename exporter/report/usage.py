@@ -176,8 +176,8 @@ def usage_records(inputs: Iterable[UsageInput], times: Sequence[Period]) -> Iter
 def job_identity(owner: Owner) -> JobIdentity:
     """Return the identity of the owner's job. A node does not know its cluster."""
     return JobIdentity(
-        job_id=owner.job_id, name=owner.name, user=owner.user, account=owner.account, team=owner.team,
-        partition=owner.partition, namespace=owner.namespace, workload_class=owner.workload_class,
+        job_id=owner.job_id, display_id=owner.display_id, name=owner.name, user=owner.user, account=owner.account,
+        team=owner.team, partition=owner.partition, namespace=owner.namespace, workload_class=owner.workload_class,
     )  # fmt: skip
 
 

@@ -15,7 +15,6 @@ from msgspec import Struct
 from exporter.report.model import JobIdentity, ReportError
 from exporter.report.query import (
     DAY_SECONDS,
-    IDENTITY_LABELS,
     LOOKBACK_SECONDS,
     MAX_SAMPLES_READ,
     SCRAPE_INTERVAL_SECONDS,
@@ -23,6 +22,7 @@ from exporter.report.query import (
     MetricQuery,
     QueryServer,
     VectorSample,
+    identity_of,
     promql_string,
     range_duration,
 )
@@ -280,11 +280,7 @@ class PrometheusUsage(CounterQuery):
     def _identities(self, period: Period) -> dict[tuple[str, str], JobIdentity]:
         info = self.metric_selector("job_info", self._filter.matchers)
         samples = self.instant_query(f"last_over_time({info}[{range_duration(*period)}])", period.end)
-        labels = {"job_id": "job_id", "cluster": "cluster", **IDENTITY_LABELS}
-        identities = (
-            JobIdentity(**{field: sample.labels.get(label, "") for field, label in labels.items()})
-            for sample in samples
-        )
+        identities = (identity_of(sample.labels) for sample in samples)
         return {(identity.cluster, identity.job_id): identity for identity in identities}
 
     def _gpu_hour_prices(self, period: Period) -> dict[tuple[InstanceKey, str], MoneyByCurrency]:

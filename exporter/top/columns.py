@@ -76,9 +76,14 @@ class ListRow(Struct, frozen=True, kw_only=True):
 
 def _owner_fields(owner: OwnerOut) -> tuple[str, ...]:
     return (
-        owner.job_id, owner.name, owner.user, owner.account, owner.partition, owner.namespace, owner.workload_class,
-        owner.team,
+        owner.job_id, owner.display_id, owner.name, owner.user, owner.account, owner.partition, owner.namespace,
+        owner.workload_class, owner.team,
     )  # fmt: skip
+
+
+def shown_id(owner: OwnerOut) -> str:
+    """Return the id under which users know the job; older daemons send only the raw one."""
+    return owner.display_id or owner.job_id
 
 
 def gpu_rows(view: TopView, window: str) -> list[ListRow]:
@@ -369,7 +374,7 @@ COLUMNS: dict[ListKind, tuple[ListColumn, ...]] = {
         ListColumn(name="user", heading="USER", rank=4, min_width=6, max_width=16, cell=_user_cell, cut_middle=True),
         ListColumn(
             name="job", heading="JOB", rank=10, min_width=6, max_width=24,
-            cell=lambda r, v: _text_cell(r.owner.job_id, v), cut_middle=True,
+            cell=lambda r, v: _text_cell(shown_id(r.owner), v), cut_middle=True,
         ),
         ListColumn(
             name="name", heading="NAME", rank=13, min_width=6, max_width=24,
@@ -397,7 +402,7 @@ COLUMNS: dict[ListKind, tuple[ListColumn, ...]] = {
         _NODE,
         ListColumn(
             name="job", heading="JOB", rank=0, min_width=8, max_width=28,
-            cell=lambda r, v: _text_cell(r.owner.job_id, v), cut_middle=True,
+            cell=lambda r, v: _text_cell(shown_id(r.owner), v), cut_middle=True,
         ),
         ListColumn(name="user", heading="USER", rank=4, min_width=5, max_width=16, cell=_user_cell, cut_middle=True),
         ListColumn(

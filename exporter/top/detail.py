@@ -15,7 +15,7 @@ from exporter.formatting import (
     short_duration,
     time_of_day,
 )
-from exporter.top.columns import ListRow, gpus_of_job, serving_facts, training_facts
+from exporter.top.columns import ListRow, gpus_of_job, serving_facts, shown_id, training_facts
 from exporter.top.view import (
     FIX_BY_LEAK,
     WINDOWS,
@@ -227,7 +227,7 @@ def _row_title(row: ListRow, view: TopView) -> StyledLine:
         what = f"GPU {row.gpu.index or row.gpu.uuid}"
         owner = "; ".join(map(_describe_owner, row.owners[:3])) or "no owner"
     else:
-        what = f"job {row.owner.job_id}"
+        what = f"job {shown_id(row.owner)}"
         owner = _owner_details(row.owner)
     where = f" on {row.node}" if view.has_many_nodes or row.job else ""
     activity = name(_activity(row)), "" if row.live else "bad"
@@ -249,9 +249,8 @@ def _activity(row: ListRow) -> str:
 
 
 def _describe_owner(owner: OwnerOut) -> str:
-    return (
-        f"job {owner.job_id}{f' {owner.name}' if owner.name else ''}{f' of {contact(owner)}' if contact(owner) else ''}"
-    )
+    of = f" of {contact(owner)}" if contact(owner) else ""
+    return f"job {shown_id(owner)}{f' {owner.name}' if owner.name else ''}{of}"
 
 
 def _owner_details(owner: OwnerOut) -> str:

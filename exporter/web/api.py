@@ -231,6 +231,10 @@ class OwnerOut(Struct, frozen=True, kw_only=True):
     team: str = ""
     kind: str = ""
     array_id: str = ""
+    array_task_id: str = ""
+    het_job_offset: str = ""
+    display_id: str = ""
+    """The id under which users know the job: 6_1 in an array, 7+0 in a heterogeneous job, else `job_id`."""
     comment: str = ""
     nodes: int = 0
     """Nodes of the whole job; 0: not known."""

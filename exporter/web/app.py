@@ -37,7 +37,14 @@ from exporter.web.api import (
     gpus_out,
     jobs_out,
 )
-from exporter.web.history_api import STORE_ERRORS, HistoryReader, collect_records, events_out, receipts_body
+from exporter.web.history_api import (
+    STORE_ERRORS,
+    HistoryReader,
+    collect_records,
+    events_out,
+    receipts_body,
+    records_of_job,
+)
 from exporter.web.responses import (
     HTML,
     JSON,
@@ -120,7 +127,8 @@ class ReceiptQuery(BaseModel, extra="forbid", frozen=True):
     Rejects unknown parameters, because with a misspelt filter the jobs of all users would be returned.
     """
 
-    job_id: _Name = Field("", description="only this job, by the scheduler's id")
+    job_id: _Name = Field("", description="only this job, by the scheduler's id or the one users know, such as 6_1")
+    array_id: _Name = Field("", description="only jobs of this job array or heterogeneous job")
     user: _Name = Field("", description="only jobs of this user")
     account: _Name = Field("", description="only jobs of this account")
     namespace: _Name = Field("", description="only jobs of this namespace")
@@ -211,9 +219,9 @@ class _Endpoints:
     def job_page(self, request: Request, job_id: str) -> Response:
         """Show a job, also while nothing is sampled: records of the past stay valid."""
         with self._store_turn:
-            latest, query = self._provider.poll(), JobRecordQuery(job_id=job_id)
+            latest = self._provider.poll()
             try:
-                records = collect_records(self._history, latest.snapshot, query) if job_id else []
+                records = records_of_job(self._history, latest.snapshot, job_id) if job_id else []
             except STORE_ERRORS as err:
                 return status_response(f"the store of job records cannot be read: {err}")
             now = None if latest.snapshot is None else latest.snapshot.wall / SECOND

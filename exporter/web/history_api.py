@@ -87,6 +87,15 @@ def collect_records(history: HistoryReader | None, snapshot: Snapshot | None, qu
     return newest_first([*records, *(record for record in live if query.matches(record))])[: query.limit]
 
 
+def records_of_job(history: HistoryReader | None, snapshot: Snapshot | None, name: str) -> list[JobRecord]:
+    """Return the records of the job with this id; else of the latest that users know by it, such as `6_1`."""
+    found = collect_records(history, snapshot, JobRecordQuery(job_id=name))
+    ids = [record.owner.job_id for record in found]
+    if not ids or name in ids:
+        return [record for record in found if record.owner.job_id == name]
+    return collect_records(history, snapshot, JobRecordQuery(job_id=ids[0]))
+
+
 def newest_first(records: Iterable[JobRecord]) -> list[JobRecord]:
     """Sort by end, then by start, both latest first."""
     return sorted(records, key=lambda record: (-record.end, -record.start, record.owner.job_id))

@@ -383,6 +383,11 @@ class PageHistory(Struct, frozen=True, kw_only=True):
     error: str = ""
     """Why the store cannot be read; empty if it can."""
 
+    @property
+    def shown_ids(self) -> dict[str, str]:
+        """The id under which users know each job of the records, by job id."""
+        return {record.owner.job_id: record.owner.display_id for record in self.records}
+
 
 class PageData(Struct, frozen=True, kw_only=True):
     """API responses built from the newest snapshot, and records of the store."""
@@ -520,7 +525,7 @@ def render_job_page(
         .get_template("job.html")
         .render(
             values,
-            title=f"Job {job_id}",
+            title=f"Job {records[0].owner.display_id if records else job_id}",
             sampled_at=now,
             problem=problem,
             live=running and not stale,

@@ -58,7 +58,8 @@ def real_pages(job: str = "61", *, remembers: bool = False) -> Iterator[tuple[in
     It begins anew after it, or `remembers`.
     """
     boards = [device("GPU-a", "0"), device("GPU-b", "1")]
-    holds = [held(board.uuid, Owner(job, user="ada"), gpus=2) for board in boards]
+    owner = Owner(job, user="ada", array_id="60", array_task_id="1")
+    holds = [held(board.uuid, owner, gpus=2) for board in boards]
     frozen = b""
     for begin, end in LIVES:
         ledger, meta = Ledger(), DaemonMetadata(version="1", source="replay", terms=Terms(node="here"))
@@ -432,3 +433,21 @@ def test_a_job_between_two_scrapes_has_gpus_and_costs_its_seconds(ask: Ask) -> N
     assert (found["gpu_hours"], found["money"]) == (pytest.approx(4 * 35 / 3600), pytest.approx(2 * 4 * 35 / 3600))
     assert found["gpus"] == 3, "35 s of four, in 54 s"
     assert found["unseen"][0] == "no scrape of n12 met the job at work: it held at least as many GPUs as are shown"
+
+
+def test_a_task_is_found_by_its_name_and_of_two_clusters_neither_is_taken_for_the_other(
+    ask: Ask, said: Callable[[str], tuple[int, str, str]]
+) -> None:
+    for words, job, cluster in (
+        ("60_1 --match 'cluster=\"real\"'", "61", "real"),
+        ("60_1.batch --match 'cluster=\"remembers\"'", "63", "remembers"),
+        ("63", "63", "remembers"),
+    ):
+        who = ask(words)["who"]
+        assert (who["job_id"], who["display_id"], who["cluster"]) == (job, "60_1", cluster)
+    status, out, err = said("60_1")
+    assert (status, out) == (1, "")
+    assert "60_1 has been the name of 2 jobs: " in err
+    assert "(61 in real, 63 in remembers)" in err
+    assert "there is no job 60 of its own, but 1 task of array 60: 60_1." in said("60")[2]
+    assert "no job 60_2 is stored there" in said("60_2")[2]

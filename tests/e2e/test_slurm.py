@@ -101,7 +101,14 @@ def test_the_tasks_of_an_array_are_jobs_of_their_own_and_name_it(here: Site, cro
     for job in (crowd.array, crowd.last):
         here.holds(job)
         said = here.observers[0].job(job)
-        assert (said["array_id"], said["kind"]) == (crowd.array, "array")
+        assert (said["array_id"], said["kind"], said["het_job_offset"]) == (crowd.array, "array", "")
+    tasks = {job: here.observers[0].job(job)["array_task_id"] for job in (crowd.array, crowd.last)}
+    shown = here.rig.run("squeue", "-h", "-r", "-j", crowd.array, "-t", "RUNNING", "-o", "%A %i").split("\n")
+    assert {f"{job} {crowd.array}_{task}" for job, task in tasks.items()} == {line for line in shown if line}
+    listed = here.observers[0].served.client.get("/api/v1/jobs").json()["jobs"]
+    names = {one["owner"]["job_id"]: one["owner"]["display_id"] for one in listed}
+    assert {job: names[job] for job in tasks} == {job: f"{crowd.array}_{task}" for job, task in tasks.items()}
+    assert names[crowd.batch] == crowd.batch
 
 
 def test_a_bare_srun_is_interactive(here: Site, crowd: Crowd) -> None:

@@ -6,21 +6,25 @@ tests/schedulers/test_receipt_epilog.py, and that the real ones take it was trie
 
 import pwd
 import shlex
+import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.running import wait_for
+from tests.e2e.running import command, wait_for
 from tests.ordinary import hidden
 from tests.report.commands import run
 from tests.slurm.observer import REST, Observer, observed
 from tests.slurm.plan import USER, Plan
 from tests.slurm.receipts import install
 from tests.slurm.rig import SlurmRig
+from tests.slurm.sites import root_of
 
 pytestmark = pytest.mark.e2e
+in_all_versions = pytest.mark.parametrize("cluster", ["22.05", "24.11", "26.05"], indirect=True, scope="module")
+in_one_version = pytest.mark.parametrize("cluster", ["22.05"], indirect=True, scope="module")
 
 
 class Cluster:
@@ -32,7 +36,12 @@ class Cluster:
         """Everybody may write there."""
 
     def job(self, *options: str, script: str = "sleep 2") -> str:
-        return self.rig.submit("--gpus-per-node=2", f"--chdir={self.folder}", *options, script=script)
+        return self.rig.submit("--gpus-per-node=2", self.chdir, *options, script=script)
+
+    @property
+    def chdir(self) -> str:
+        """The option that makes a job's folder this one."""
+        return f"--chdir={self.rig.inside.seen(self.folder)}"
 
     def held(self, *options: str, script: str) -> str:
         """A job of the first node that its daemon knows."""
@@ -42,6 +51,12 @@ class Cluster:
 
     def until_held(self, job: str) -> None:
         self.observers[0].until(lambda held: job in held, f"the daemon knows job {job}")
+
+    def command(self, job: str) -> tuple[int, str]:
+        """Status and output of `gpu-efficiency report` about all nodes' stores."""
+        words = [word for store in sorted(self.stores.glob("*.db")) for word in ("--store", f"{store}")]
+        done = subprocess.run(command("report", job, *words), capture_output=True, text=True, check=False)
+        return done.returncode, done.stdout + done.stderr
 
     def file(self, job: str) -> Path:
         return self.folder / f"slurm-{job}.gpu-efficiency.txt"
@@ -53,10 +68,10 @@ class Cluster:
 
 
 @pytest.fixture(name="cluster", scope="module")
-def _cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def _cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     folder = tmp_path_factory.mktemp("daemons")
     with ExitStack() as stack:
-        rig = stack.enter_context(SlurmRig(Plan(mapping=True)))
+        rig = stack.enter_context(SlurmRig(Plan(mapping=True, root=root_of(request.param))))
         install(rig, "file", stores=folder, more="wait=6")
         observers = []
         for node in rig.nodes:
@@ -67,6 +82,7 @@ def _cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield Cluster(rig, observers, folder)
 
 
+@in_all_versions
 def test_the_user_finds_it_in_the_jobs_folder_and_the_node_takes_the_next_job(cluster: Cluster) -> None:
     job = cluster.job()
     said = cluster.receipt(job)
@@ -77,6 +93,7 @@ def test_the_user_finds_it_in_the_jobs_folder_and_the_node_takes_the_next_job(cl
     assert "drain" not in cluster.rig.run("sinfo", "-h", "-o", "%t")
 
 
+@in_one_version
 def test_the_command_that_a_receipt_names_works_for_its_reader(cluster: Cluster) -> None:
     job = cluster.job()
     last = cluster.receipt(job).splitlines()[-1]
@@ -92,6 +109,7 @@ def test_the_command_that_a_receipt_names_works_for_its_reader(cluster: Cluster)
     assert "name a source with" in err, "no daemon at the usual address of this machine"
 
 
+@in_one_version
 def test_of_two_nodes_the_first_writes_its_part(cluster: Cluster) -> None:
     job = cluster.job("--nodes=2")
     said = cluster.receipt(job)
@@ -100,14 +118,39 @@ def test_of_two_nodes_the_first_writes_its_part(cluster: Cluster) -> None:
     wait_for(lambda: cluster.rig.ended(job, cluster.rig.nodes[1]), "the other epilog has ended too")
 
 
-def test_each_task_of_an_array_has_its_own(cluster: Cluster) -> None:
+@in_all_versions
+def test_each_task_of_an_array_has_its_own_under_the_name_that_squeue_shows(cluster: Cluster) -> None:
     array = cluster.job("--array=1-2", script="sleep 3")
-    words = ("squeue", "-h", "-r", "-j", array, "-t", "RUNNING", "-o", "%A")
-    both = wait_for(lambda: tasks if len(tasks := cluster.rig.run(*words).split()) == 2 else None, "both run")
-    for job in both:
-        assert cluster.receipt(job).startswith(f"GPU efficiency of job {job} of {USER}: ")
+    names = ("squeue", "-h", "-r", "-j", array, "-t", "RUNNING", "-o", "%i")
+    both = wait_for(lambda: tasks if len(tasks := cluster.rig.run(*names).split()) == 2 else None, "both run")
+    assert set(both) == {f"{array}_1", f"{array}_2"}
+    for name in both:
+        _has_its_own(cluster, name)
+    assert f"{array} is also the id of the whole array: this report is of {array}_2 alone" in cluster.command(array)[1]
 
 
+@in_all_versions
+def test_each_component_of_a_heterogeneous_job_has_its_own(cluster: Cluster) -> None:
+    options = [(cluster.chdir, f"--nodelist={node}", "--gpus-per-node=1") for node in cluster.rig.nodes]
+    leader = cluster.rig.submit_het(*options, script="srun --het-group=0,1 sleep 3")
+    names = ("squeue", "-h", "-j", leader, "-t", "RUNNING", "-o", "%i")
+    both = wait_for(lambda: parts if len(parts := cluster.rig.run(*names).split()) == 2 else None, "both run")
+    assert set(both) == {f"{leader}+0", f"{leader}+1"}
+    for name in both:
+        _has_its_own(cluster, name)
+
+
+def _has_its_own(cluster: Cluster, name: str) -> None:
+    """Its receipt is there, and the command finds it, its step and no other job by that name."""
+    assert cluster.receipt(name).startswith(f"GPU efficiency of job {name} of {USER}: ")
+    for asked in (name, f"{name}.batch"):
+        status, out = cluster.command(asked)
+        assert (status, out.startswith(f'Job {name} "wrap" of {USER}')) == (0, True), out
+    status, out = cluster.command(f"{name}7")
+    assert (status, "no source has a record of job" in out) == (1, True), out
+
+
+@in_one_version
 def test_a_run_that_is_requeued_is_replaced_by_the_next(cluster: Cluster) -> None:
     job = cluster.held(script="sleep 1000")
     cluster.rig.requeue(job)
@@ -120,6 +163,7 @@ def test_a_run_that_is_requeued_is_replaced_by_the_next(cluster: Cluster) -> Non
     assert cluster.file(job).stat().st_uid == pwd.getpwnam(USER).pw_uid
 
 
+@in_one_version
 def test_when_the_daemon_is_down_there_is_none_and_the_node_goes_on(cluster: Cluster) -> None:
     """Last: it takes the daemon away."""
     job = cluster.held(script="sleep 1000")

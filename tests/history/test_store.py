@@ -404,3 +404,35 @@ def test_one_that_may_not_be_written_can_perhaps_be_read(store: HistoryStore, pa
 
     with pytest.raises(UnwritableError, match="let this daemon write it"), translated_errors(path):
         raise caught.value
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found"),
+    [
+        (JobRecordQuery(job_id="6_1"), ["7"]),
+        (JobRecordQuery(job_id="6_11"), ["6"]),
+        (JobRecordQuery(job_id="6+1"), []),
+        (JobRecordQuery(job_id="7+1"), ["9"]),
+        (JobRecordQuery(job_id="6"), ["6"]),
+        (JobRecordQuery(job_id="5_1"), ["5_1"]),
+        (JobRecordQuery(array_id="6"), ["8", "7", "6"]),
+        (JobRecordQuery(array_id="6", user="bob"), ["8"]),
+        (JobRecordQuery(array_id="1"), []),
+        (JobRecordQuery(job_id="6_1", since=800.0), []),
+    ],
+)
+def test_a_job_is_found_by_its_place_in_an_array_too(
+    store: HistoryStore, wanted: JobRecordQuery, found: list[str]
+) -> None:
+    store.write(
+        job_records=[
+            said("6", 600.0, array_id="6", array_task_id="11"),
+            said("7", 700.0, array_id="6", array_task_id="1"),
+            said("8", 800.0, array_id="6", user="bob"),
+            said("9", 900.0, array_id="7", het_job_offset="1", name="array_id\xa16"),
+            said("5_1", 1000.0, name="\xa8array_id\xa16\xadarray_task_id\xa11"),
+        ]
+    )
+    assert jobs(store.job_records(wanted)) == found
+    assert sorted(jobs(briefs(store, wanted))) == sorted(found)
+    assert [one.owner.job_id for one in store.job_records(JobRecordQuery()) if wanted.matches(one)] == found

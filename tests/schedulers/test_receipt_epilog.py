@@ -18,7 +18,7 @@ from tests.e2e.running import wait_for
 
 SCRIPT = Path(__file__).parents[2] / "exporter/data/slurm-receipt.sh"
 SHELLS = [shell for shell in ("dash", "bash") if shutil.which(shell)]
-LINE, SHORT = "4711 alice: 8 GPUs, 1.2 GPU-hours, useful 40 %", "first\nsecond"
+LINE, SHORT = "job 4711: 40.0 % useful of 1.20 GPU-hours on 8 GPUs in 9 min; most lost to hung, 9.0 %", "first\nsecond"
 PROGRAMS = {
     "gpu-efficiency": f"""
 case " $* " in

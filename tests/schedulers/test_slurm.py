@@ -310,11 +310,14 @@ def test_an_index_that_leads_to_no_gpu_is_a_fault_not_a_guess(rig: Rig) -> None:
 
 
 def test_an_array_a_het_job_and_rules(rig: Rig) -> None:
-    rig.answers.jobs |= {"7": job("7", 0, array_id="5"), "8": job("8", 1, het_id="6")}
+    rig.answers.jobs |= {
+        "7": job("7", 0, array_id="5", array_task_id="0"), "8": job("8", 1, het_id="6", het_offset="2"),
+    }  # fmt: skip
     rig.socket("7")
     rig.socket("8")
     owners = {a.owner.job_id: a.owner for a in rig.told()}
     assert [(o.kind, o.array_id) for o in (owners["7"], owners["8"])] == [("array", "5"), ("het", "6")]
+    assert [o.display_id for o in (owners["7"], owners["8"])] == ["5_0", "6+2"]
 
 
 # The controller does not answer, or its answer is rejected.

@@ -126,8 +126,9 @@ def test_an_array_s_last_task_has_the_array_s_own_id(version: str, name: str) ->
     said = recorded(f"{version}/{name}.txt")
     assert said.count("JobId=") > 2, "all tasks are printed"
     task, other = parse_job_text(said, "5"), parse_job_text(said, "8")
-    assert (task.job_id, task.array_id) == ("5", "5")
-    assert (other.job_id, other.array_id) == ("8", "5")
+    assert (task.job_id, task.array_id, task.array_task_id) == ("5", "5", "4")
+    assert (other.job_id, other.array_id, other.array_task_id) == ("8", "5", "3")
+    assert (task.het_id, task.het_offset) == ("", "")
     with pytest.raises(ValueError, match="0 jobs"):
         parse_job_text(said, "9")
 
@@ -136,8 +137,8 @@ def test_an_array_s_last_task_has_the_array_s_own_id(version: str, name: str) ->
 def test_parts_of_a_heterogeneous_job_are_told_apart(version: str) -> None:
     said = recorded(f"{version}/het.txt")
     leader, other = parse_job_text(said, "6"), parse_job_text(said, "7")
-    assert (leader.het_id, leader.hosts, leader.on_gpus) == ("6", "node1", False)
-    assert (other.het_id, other.hosts, other.gpus) == ("6", "node2", 1)
+    assert (leader.het_id, leader.het_offset, leader.hosts, leader.on_gpus) == ("6", "0", "node1", False)
+    assert (other.het_id, other.het_offset, other.hosts, other.gpus) == ("6", "1", "node2", 1)
 
 
 # Jobs as text that imitates another's.
@@ -232,7 +233,11 @@ def test_json_says_what_text_says(name: str) -> None:
 
 
 def test_json_has_arrays_het_jobs_and_no_doubt_about_names() -> None:
-    assert (from_json("array", "8").array_id, from_json("het", "7").het_id) == ("5", "6")
+    task, last, leader, other = (
+        from_json(name, job) for name, job in (("array", "8"), ("array", "5"), ("het", "6"), ("het", "7"))
+    )
+    assert [(job.array_id, job.array_task_id) for job in (task, last, other)] == [("5", "3"), ("5", "4"), ("", "")]
+    assert [(job.het_id, job.het_offset) for job in (leader, other, task)] == [("6", "0"), ("6", "1"), ("", "")]
     evil = from_json("evil_name")
     assert (evil.user, evil.account, evil.name) == ("alice", "", "a")
     assert from_json("evil_comment").comment == "x"
@@ -246,6 +251,7 @@ def test_slurmrestd_of_22_05_writes_plain_numbers() -> None:
     assert (job.user, job.partition, job.name, job.comment, job.time_limit_seconds) == (
         "alice", "gpu", "train-llama", "team=nlp", 1800.0,
     )  # fmt: skip
+    assert (job.array_id, job.array_task_id, job.het_id, job.het_offset) == ("", "", "", "")
     assert job.given is not None
     assert {node: gres[0].indices for node, gres in job.given.items()} == {"node1": (0, 1), "node2": (0, 1)}
     (node,) = parse_node_json(recorded("slurm-22.05/restd.node.json"))
@@ -488,7 +494,13 @@ def test_columns_of_an_array_are_told_apart_by_their_own_ids() -> None:
     said = recorded("slurm-22.05/array.columns.txt")
     task, leader = parse_job_columns(said, "7"), parse_job_columns(said, "6")
     assert (task.array_id, task.gpus, task.time_limit_seconds, task.batch) == ("6", 1, 300.0, True)
-    assert leader.array_id == "", "the last task has the array's own id: it cannot be told from a job that is none"
+    assert (task.array_task_id, leader.array_id, leader.array_task_id) == ("3", "6", "4")
+    alone = parse_job_columns(recorded("slurm-22.05/spoof.columns.txt"), "5")
+    assert (alone.array_id, alone.array_task_id, alone.het_id, alone.het_offset) == ("", "", "", "")
+    pending = said.replace("6|RUNNING", "6|PENDING").replace("|6|4|", "|6|1-3%1|")
+    assert parse_job_columns(pending, "6").array_id == "", "of all tasks at once it is none"
+    part = parse_job_columns(said.replace("|6|3|N/A|N/A|", "|7|N/A|6|1|"), "7")
+    assert (part.array_id, part.het_id, part.het_offset) == ("", "6", "1")
     assert task.start == 1795257046
     with pytest.raises(ValueError, match="0 lines of job 8"):
         parse_job_columns(said, "8")

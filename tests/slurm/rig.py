@@ -11,7 +11,7 @@ import secrets
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
@@ -174,6 +174,12 @@ class SlurmRig:
         out = f"--output={self.inside.seen(self.directory)}/out/%A_%a"
         words = ("--parsable", "--chdir=/tmp", out, "--mem=100", *options, f"--wrap={script}")
         return self.run("sbatch", *words, user=USER).strip()
+
+    def submit_het(self, *components: Sequence[str], script: str = _STILL) -> str:
+        """Submit a heterogeneous job with these options of its components, and return its leader's number."""
+        out = f"--output={self.inside.seen(self.directory)}/out/%j"
+        words = [word for options in components for word in (":", "--chdir=/tmp", out, "--mem=100", *options)][1:]
+        return self.run("sbatch", "--parsable", *words, f"--wrap={script}", user=USER).strip()
 
     def started(self, *options: str, script: str = _STILL) -> str:
         """Submit a batch job that starts at once, and wait until it has."""

@@ -3,8 +3,19 @@
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from exporter.top.columns import SORTS, ListKind, ListRow, filter_and_sort, gpu_rows, job_rows, urgency
+from exporter.top.columns import (
+    COLUMNS,
+    SORTS,
+    ListKind,
+    ListRow,
+    filter_and_sort,
+    gpu_rows,
+    job_rows,
+    shown_id,
+    urgency,
+)
 from exporter.top.view import lost_share
 from tests.top.nodes import NOW, answers, seen, snapshot, view
 
@@ -119,3 +130,15 @@ def test_rows_of_two_nodes_with_the_same_devices_are_not_mixed_up() -> None:
     shown = view(seen(), seen(address="http://b:1"))
     keys = [row.key for row in (*gpu_rows(shown, SHORT), *job_rows(shown, SHORT))]
     assert len(set(keys)) == len(keys)
+
+
+def test_a_task_of_an_array_is_shown_and_found_under_the_name_that_squeue_has() -> None:
+    told = answers(snapshot())
+    for owner in (job["owner"] for job in told[1]["jobs"] if job["owner"]["job_id"] == "41001"):
+        owner.update(array_id="41000", array_task_id="7", display_id="41000_7")
+    shown = view(seen(told=told))
+    (row,) = filter_and_sort(job_rows(shown, SHORT), "jobs", text="41000_7")
+    assert row.owner.job_id == "41001"
+    assert row.key == ("job", seen().address, "41001")
+    assert [column.cell(row, shown)[0] for column in COLUMNS["jobs"] if column.name == "job"] == ["41000_7"]
+    assert shown_id(replace(row.owner, display_id="")) == "41001", "of an older daemon"

@@ -138,7 +138,7 @@ def test_what_is_asked_is_read_and_what_is_not_given_is_everything() -> None:
         ("until", "1_0", "is no time"),
         ("until", "", "is no time"),
         ("job_id", "x" * 513, "job_id: is longer than 512 characters"),
-        ("usr", "ada", "no parameter 'usr'; there are job_id, user, account, namespace, since, until, limit"),
+        ("usr", "ada", "no parameter 'usr'; there are job_id, array_id, user, account, namespace, since, until, limit"),
         ("x" * 900, "", "no parameter 'xxxxx"),
     ],
 )
@@ -159,6 +159,36 @@ def test_a_parameter_given_twice_is_refused_and_events_know_only_theirs() -> Non
 
 
 # -- job records --
+
+
+def test_a_job_is_found_by_its_name_too_and_shown_under_it() -> None:
+    task = Owner("4702", user="eve", array_id="4700", array_task_id="3")
+    hung = NodeEvent(at=NOW, kind="hung", uuid="GPU-0", gpu="0", job_id="4702,9", text="spins")
+    second = over(owner=replace(task, job_id="4703", array_task_id="4"))
+    shelf = Shelf(over(owner=task), second, events=(hung,))
+    with site(shelf, snapshot=world((gpu(0),), owner=replace(ADA, array_id="4700", array_task_id="5"))) as client:
+        for name, found in (("4700_3", ["4702"]), ("4700_5", ["4711"]), ("4702", ["4702"]), ("4700", []), ("3", [])):
+            assert ids(receipts(client, job_id=name)) == found
+        assert ids(receipts(client, array_id="4700")) == ["4711", "4702", "4703"]
+        (out,) = client.get("/api/v1/jobs").json()["jobs"]
+        owner = {name: out["owner"][name] for name in ("job_id", "array_id", "array_task_id", "display_id")}
+        assert owner == {"job_id": "4711", "array_id": "4700", "array_task_id": "5", "display_id": "4700_5"}
+        for path in ("/jobs/4700_3", "/jobs/4702"):
+            answer = client.get(path)
+            assert (answer.status_code, "<h1>Job <bdi>4700_3</bdi>" in answer.text) == (200, True)
+            assert "<title>Job 4700_3" in answer.text
+        assert client.get("/jobs/4700").status_code == 404
+        page = client.get("/").text
+        for job, shown in (("4711", "4700_5"), ("4702", "4700_3"), ("9", "9")):
+            assert f'<a href="/jobs/{job}"><bdi>{shown}</bdi></a>' in page
+
+
+def test_a_jobs_page_by_name_has_its_older_records_and_those_of_no_other_job() -> None:
+    before = over("4702", ago=4300.0, life="0")
+    named = over(owner=Owner("4702", array_id="4700", array_task_id="3"))
+    reused = over(owner=Owner("9", array_id="4700", array_task_id="3"), ago=90_000.0)
+    found = history_api.records_of_job(Shelf(named, before, reused), None, "4700_3")
+    assert found == [named, before]
 
 
 def test_without_a_store_there_are_the_jobs_of_the_snapshot_and_it_says_so() -> None:

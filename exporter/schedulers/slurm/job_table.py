@@ -157,6 +157,8 @@ class NodeJob:
             qos=job.qos,
             kind=_kind_of(job),
             array_id=job.array_id or job.het_id,
+            array_task_id=job.array_task_id,
+            het_job_offset=job.het_offset,
             comment=job.comment,
             nodes=job.nodes,
             time_limit_seconds=job.time_limit_seconds,

@@ -51,7 +51,9 @@ class SlurmJob(Struct, frozen=True):
     sluid: str = ""
     """Slurm's own name of the job, which its control group has (26.05); empty in older versions."""
     array_id: str = ""
+    array_task_id: str = ""
     het_id: str = ""
+    het_offset: str = ""
     batch: bool | None = None
     """False for srun and salloc: interactive."""
     nodes: int = 0
@@ -218,8 +220,8 @@ def _parse_job_block(block: list[str]) -> SlurmJob:
         "Comment": _first_value(block, "Comment"),
         "Command": "" if command == "(null)" else command,
         "SLUID": _only_value(block, "SLUID"),
-        "ArrayJobId": parts.get("ArrayJobId", ""),
-        "HetJobId": parts.get("HetJobId", ""),
+        **{name: parts.get(name, "") for name in ("ArrayJobId", "HetJobId", "HetJobOffset")},
+        "ArrayTaskId": _task_id(parts.get("ArrayTaskId", "")),
         "AllocTRES": _first_value(block, "AllocTRES") or _first_value(block, "TRES"),
     }
     requested = {unit: _only_value(block, f"TresPer{unit}") for unit in ("Job", "Node", "Task", "Socket")}
@@ -243,7 +245,9 @@ def _job_from_fields(
         command=fields.get("Command", ""),
         sluid=fields.get("SLUID", ""),
         array_id=fields["ArrayJobId"],
+        array_task_id=fields["ArrayTaskId"],
         het_id=fields["HetJobId"],
+        het_offset=fields["HetJobOffset"] if fields["HetJobId"] else "",
         batch=fields["BatchFlag"] != "0",
         hosts=fields["NodeList"],
         start=parse_time(fields["StartTime"]),
@@ -254,6 +258,11 @@ def _job_from_fields(
     nodes = parse_count(fields["NumNodes"].partition("-")[0])
     tasks = parse_count(fields["NumTasks"].partition("-")[0]) if "NumTasks" in fields else None
     return _with_gpus(job, requested, fields["AllocTRES"], nodes=nodes, tasks=tasks)
+
+
+def _task_id(text: str) -> str:
+    """Return an array task's index; empty for a pending array, of which all tasks are listed (`1-9%4`)."""
+    return text if text.isascii() and text.isdigit() else ""
 
 
 def _parse_gres_by_node(block: list[str]) -> Mapping[str, tuple[Gres, ...]] | None:
@@ -276,8 +285,8 @@ SQUEUE_COLUMNS = {
     "JobID": "JobId", "State": "JobState", "UserName": "UserName", "UserID": "UserID", "Account": "Account",
     "Partition": "Partition", "QOS": "QOS", "BatchFlag": "BatchFlag", "NumNodes": "NumNodes", "NodeList": "NodeList",
     "StartTime": "StartTime", "TimeLimit": "TimeLimit", "RestartCnt": "Restarts", "ArrayJobID": "ArrayJobId",
-    "HetJobID": "HetJobId", "tres-per-job": "Job", "tres-per-node": "Node", "tres-per-task": "Task",
-    "tres-alloc": "AllocTRES", "NumTasks": "NumTasks",
+    "ArrayTaskID": "ArrayTaskId", "HetJobID": "HetJobId", "HetJobOffset": "HetJobOffset", "tres-per-job": "Job",
+    "tres-per-node": "Node", "tres-per-task": "Task", "tres-alloc": "AllocTRES", "NumTasks": "NumTasks",
 }  # fmt: skip
 """Columns of `squeue -O` that users cannot write, with scontrol's name of the field, or the unit of a request."""
 _EMPTY_COLUMNS = {"StartTime": "N/A", "TimeLimit": "N/A", "Restarts": "0", "NumTasks": "1"}
@@ -291,9 +300,11 @@ def parse_job_columns(text: str, job_id: str) -> SlurmJob:
         raise ValueError(f"{len(found)} lines of job {job_id}, or not {len(SQUEUE_COLUMNS)} columns: {text[:80]!r}")
     cells = zip(SQUEUE_COLUMNS.values(), found[0], strict=True)
     fields = {name: _EMPTY_COLUMNS.get(name, "") if cell in {"", "(null)", "N/A"} else cell for name, cell in cells}
-    array_id = fields["ArrayJobId"] if fields["ArrayJobId"] != job_id else ""
+    # The column ArrayJobID of a job that is in no array has the job's own id.
+    task = _task_id(fields["ArrayTaskId"])
+    fields |= {"ArrayTaskId": task, "ArrayJobId": fields["ArrayJobId"] if task else ""}
     requested = {unit: fields[unit] for unit in ("Job", "Node", "Task")}
-    return _job_from_fields(fields | {"ArrayJobId": array_id}, requested, None)
+    return _job_from_fields(fields, requested, None)
 
 
 # -- nodes --
@@ -380,8 +391,10 @@ class JobJson(Struct):
     comment: str | Mapping[str, str | None] | None = ""
     command: str | None = ""
     array_job_id: SlurmNumber = None
+    array_task_id: SlurmNumber = None
     array_task_string: str | None = ""
     het_job_id: SlurmNumber = None
+    het_job_offset: SlurmNumber = None
     batch_flag: bool | None = None
     priority: SlurmNumber = None
     submit_time: SlurmNumber = None
@@ -455,6 +468,11 @@ def read_number(value: SlurmNumber) -> int | None:
     return int(value) if value is not None and 0 <= value < _UNSET else None
 
 
+def _number_text(value: SlurmNumber) -> str:
+    number = read_number(value)
+    return "" if number is None else str(number)
+
+
 def _job_from_json(raw: JobJson) -> SlurmJob:
     if not raw.states:
         raise ValueError("a job without a state")
@@ -462,6 +480,7 @@ def _job_from_json(raw: JobJson) -> SlurmJob:
     requested = {unit: text or "" for unit, text in per.items()}
     limit = read_number(raw.time_limit)
     comment = raw.comment if isinstance(raw.comment, str) else (raw.comment or {}).get("job")
+    array_id, het_id = (str(read_number(number) or "") for number in (raw.array_job_id, raw.het_job_id))
     job = SlurmJob(
         str(raw.job_id),
         raw.states,
@@ -474,8 +493,10 @@ def _job_from_json(raw: JobJson) -> SlurmJob:
         comment=(comment or "").partition("\n")[0][:MOST_TEXT_CHARS],
         command=raw.command or "",
         sluid=(raw.step_id.sluid if raw.step_id else "") or "",
-        array_id=str(read_number(raw.array_job_id) or ""),
-        het_id=str(read_number(raw.het_job_id) or ""),
+        array_id=array_id,
+        array_task_id=_number_text(raw.array_task_id) if array_id else "",
+        het_id=het_id,
+        het_offset=_number_text(raw.het_job_offset) if het_id else "",
         batch=raw.batch_flag,
         hosts=raw.nodes or "",
         start=read_number(raw.start_time) or None,
