@@ -1,8 +1,10 @@
 """The whole daemon on a real Slurm: the right GPUs for the right job, on two nodes, in both versions and trackings."""
 
+import re
 from collections.abc import Iterable, Iterator
 from functools import partial
 from operator import eq
+from pathlib import Path
 
 import pytest
 from msgspec import Struct
@@ -158,3 +160,21 @@ def test_when_jobs_end_their_gpus_are_free_within_three_ticks(here: Site, crowd:
 
 def ended(rig: SlurmRig, jobs: Iterable[str], node: str) -> bool:
     return all(rig.ended(job, node) for job in jobs)
+
+
+@pytest.mark.parametrize(
+    ("name", "group"),
+    [("26.05 with SLUIDs", r"/s[0-9A-Z]{{13}}/step_(0|batch)/"), ("26.05 with job ids", r"/job_{}/step_(0|batch)/")],
+)
+def test_a_process_belongs_to_its_job_however_26_05_names_the_jobs_group(name: str, group: str, tmp_path: Path) -> None:
+    """With CgroupJobIdPaths=yes in cgroup.conf(5) it is the job id again."""
+    with site(name, tmp_path) as here:
+        node = here.rig.nodes[0]
+        job = here.rig.started(f"--nodelist={node}", "--gpus=1", script="srun sleep 1000")
+        (gpu,) = here.holds(job)
+        pid = wait_for(partial(task, node, job, 0), "the job's task on the node")
+        assert re.search(group.format(job), Path(f"/proc/{pid}/cgroup").read_text())
+        here.observers[0].boards(f"gpu {gpu} idle", f"gpu {gpu} process {pid}")
+        here.observers[0].watch(partial(ranks_are, {gpu: "0"}, job), f"rank 0 is on {gpu}")
+        here.rig.cancel(job)
+        here.observers[0].until(lambda held: not held, "nothing is held")

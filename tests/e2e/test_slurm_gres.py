@@ -6,6 +6,7 @@ from decimal import Decimal
 import pytest
 from msgspec.structs import replace
 
+from exporter.cluster.slurm import SINFO, parse_nodes
 from tests.e2e.running import Page
 from tests.slurm.observer import Observer, observed
 from tests.slurm.plan import Plan
@@ -45,6 +46,9 @@ def test_shards_share_a_gpu_and_its_seconds_and_a_type_keeps_its_dots(rig: Slurm
     before = observer.until(lambda held: held == truth, f"as given: {truth}")
     after = observer.served.after(4)
     (shared,) = truth[sharing[0]]
+    listed = parse_nodes(rig.run("sinfo", *SINFO))
+    assert (listed.refused, [node.gpus for node in listed.nodes]) == (0, [{"h100": 4, "h100_1g.10gb": 4}])
+    assert listed.nodes[0].used == {"h100": 1, "h100_1g.10gb": 2}, "shards are of another GPU, which is no whole one"
     board = grown(before, after, "paid_seconds_total", gpu=shared)
     assert [grown(before, after, "job_paid_seconds_total", job_id=job) for job in sharing] == [board / 2] * 2
     assert grown(before, after, "job_paid_seconds_total", job_id=typed) == 2 * board > 0

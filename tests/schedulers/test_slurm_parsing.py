@@ -305,7 +305,15 @@ def test_a_job_s_name_is_not_slurm_s_own_name_of_it() -> None:
         ("gpu:a100:4(S:0),gpu:h100:2(S:1)", (Gres("gpu", "a100", 4), Gres("gpu", "h100", 2))),
         ("gpu:1g.10gb:7(S:0),shard:16(S:0-1)", (Gres("gpu", "1g.10gb", 7), Gres("shard", "", 16))),
         ("mps:2K,gpu:4", (Gres("mps", "", 2048), Gres("gpu", "", 4))),
+        ("bandwidth:lustre:no_consume:4G", (Gres("bandwidth", "lustre:no_consume", 4 * 1024**3),)),
+        ("gpu:8(S:0-1),mps:800(S:0-1)", (Gres("gpu", "", 8), Gres("mps", "", 800))),
+        ("gpu:(null):2(IDX:0,4),mps:(null):0(IDX:N/A)", (Gres("gpu", "", 2, (0, 4)), Gres("mps"))),
+        ("mps:(null):50(0/100,50/100)", (Gres("mps", "", 50, (1,)),)),
+        # 26.05 marks a GPU that is allocated as a whole, of which no part can be.
+        ("gpu:a100:1(IDX:1),shard:a100:1(1/2,-/2,0/2)", (Gres("gpu", "a100", 1, (1,)), Gres("shard", "a100", 1, (0,)))),
+        ("gpu:3(IDX:0-2),mps:0(-/100,-/100,-/100,0/100)", (Gres("gpu", "", 3, (0, 1, 2)), Gres("mps"))),
         ("(null)", ()),
+        ("N/A", ()),
         ("", ()),
     ],
 )
@@ -314,7 +322,16 @@ def test_given_gres(said: str, expected: tuple[Gres, ...]) -> None:
 
 
 @pytest.mark.parametrize(
-    "said", ["gpu:h100:1(IDX:3", "gpu:1(IDX:4-2)", "gpu:1(IDX:0-99999999)", "gpu:1(x)", "3(IDX:1)"]
+    "said",
+    [
+        "gpu:h100:1(IDX:3",
+        "gpu:1(IDX:4-2)",
+        "gpu:1(IDX:0-99999999)",
+        "gpu:1(x)",
+        "3(IDX:1)",
+        "shard:1(--/2)",
+        "shard:1(-)",
+    ],
 )
 def test_gres_that_are_none(said: str) -> None:
     with pytest.raises(ValueError, match=r"no|range"):
@@ -331,6 +348,15 @@ def test_gres_that_are_none(said: str) -> None:
         ("cpu=1,gres/gpu=2", (Gres("gpu", "", 2),)),
         ("gres:gpu:1,gres:shard:4", (Gres("gpu", "", 1), Gres("shard", "", 4))),
         ("gres/gpu:tesla=2", (Gres("gpu", "tesla", 2),)),
+        ("gres/gpu:a100=4", (Gres("gpu", "a100", 4),)),
+        ("gres:gpu:a100:1,gres:gpu:v100:2", (Gres("gpu", "a100", 1), Gres("gpu", "v100", 2))),
+        ("gres/gpu:a100:1,gres/shard:4", (Gres("gpu", "a100", 1), Gres("shard", "", 4))),
+        ("gres/mps:150,gres/gpu", (Gres("mps", "", 150), Gres("gpu", "", 1))),
+        ("gres/gpu:1K", (Gres("gpu", "", 1024),)),
+        ("gres/gpu:a100_3g.20gb=2", (Gres("gpu", "a100_3g.20gb", 2),)),
+        ("license/abaqus=2,bb/datawarp=1G,gres/gpu=1", (Gres("gpu", "", 1),)),
+        ("gres:none", (Gres("none", "", 1),)),
+        ("N/A", ()),
         ("gres/gpu:(null)=2", (Gres("gpu", "", 2),)),
         ("gres/gpu:(null):2", (Gres("gpu", "", 2),)),
     ],

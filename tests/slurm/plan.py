@@ -25,6 +25,8 @@ class Plan(Struct, frozen=True):
     """Whether jobs are tracked by cgroups and may open only their own GPUs."""
     unified: bool = False
     """Whether those are of control groups v2, which 26.05 names by SLUID."""
+    job_id_paths: bool = False
+    """Whether 26.05 names them by job id after all (cgroup.conf(5), CgroupJobIdPaths)."""
     prolog_flags: str = "Alloc"
     mapping: bool = False
     """Whether the project's prolog and epilog write a mapping directory for each node."""
@@ -99,6 +101,7 @@ def cgroup_conf(plan: Plan) -> str:
     """cgroup.conf: only devices are constrained; cores and memory are simulated, so they cannot be."""
     devices = "yes" if plan.cgroups else "no"
     plugin = "CgroupPlugin=cgroup/v2\nIgnoreSystemd=yes\n" if plan.unified else ""
+    plugin += "CgroupJobIdPaths=yes\n" if plan.job_id_paths else ""
     return f"{plugin}ConstrainCores=no\nConstrainDevices={devices}\nConstrainRAMSpace=no\n"
 
 

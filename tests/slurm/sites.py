@@ -31,6 +31,7 @@ PLANS = {
     "24.11": Plan(gres_lines=LINES),
     "26.05": Plan(gres_lines=LINES),
     "26.05 with SLUIDs": replace(GROUPS, unified=True),
+    "26.05 with job ids": replace(GROUPS, unified=True, job_id_paths=True),
     "22.05 with device cgroups": GROUPS,
     "24.11 with device cgroups": replace(GROUPS, prolog_flags="Alloc"),
 }

@@ -91,7 +91,7 @@ _ENTRY = re.compile(
 )
 _NO_TYPE = "(null)"
 """How 21.08 to 25.11 write the type of untyped GPUs that are bound to cores, in GresUsed."""
-_USED = re.compile(r"(\d{1,15})/\d{1,15}")
+_USED = re.compile(r"(\d{1,15}|-)/\d{1,15}")
 _SUFFIX = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4, "P": 1024**5}
 _COUNT = re.compile(r"(\d{1,15})(\.\d{1,9})?([KMGTP]?)")
 
@@ -110,7 +110,8 @@ class Gres(Struct, frozen=True):
 def parse_gres(text: str) -> tuple[Gres, ...]:
     """Parse what a node has or has allocated: `gpu:h100:3(IDX:2-4),shard:2(IDX:0)`, `gpu:8(S:0-1)`. Raises ValueError.
 
-    Newer versions write shards as used/size of each GPU in turn: `shard:2(0/4,0/4,2/4,0/4)` is index 2.
+    Newer versions write shards as used/size of each GPU in turn: `shard:2(0/4,0/4,2/4,0/4)` is index 2. In 26.05 a GPU
+    that is allocated as a whole has `-/4`: no part of it is used.
     """
     if text in {"", "(null)", "N/A"}:
         return ()
@@ -179,7 +180,7 @@ def _indices(label: str | None, inside: str) -> tuple[int, ...]:
     used = [_USED.fullmatch(each) for each in inside.split(",")]
     if not all(used) or len(used) > MOST_INDICES:
         raise ValueError(f"no list of used/size: {inside[:80]!r}")
-    return tuple(place for place, each in enumerate(used) if each and int(each[1]))
+    return tuple(place for place, each in enumerate(used) if each and each[1].strip("0-"))
 
 
 def _parse_requested(text: str) -> Gres:
