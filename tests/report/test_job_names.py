@@ -136,7 +136,7 @@ def test_each_is_found_under_the_name_that_users_know(store: Path, name: str, jo
     [
         ("", 'Job 6_2 "second" of ada'), ("--markdown", '# Job 6\\_2 "second" of ada'), ("--html", "<title>Job 6_2"),
         ("--short", "GPU efficiency of job 6_2 of ada"), ("--line", "job 6_2: "), ("", "JobIDRaw 8"),
-        ("--short", "  all of it: gpu-efficiency report 6_2\n"),
+        ("--short", "  all of it: gpu-efficiency report 6_2 --store "),
     ],
 )  # fmt: skip
 def test_it_is_in_every_form(store: Path, flag: str, title: str) -> None:
