@@ -19,26 +19,29 @@ exec {inner}/slurm-receipt.sh
 _CONF = """
 places="{places}"
 config=
-command={inner}/report
+command={command}
 {more}
 """
 _REPORT = """#!/bin/sh
 export GPU_EFFICIENCY_HISTORY_FILE={stores}/$SLURMD_NODENAME.db
 export GPU_EFFICIENCY_WEB_LISTEN_ADDRESS=$(cat {stores}/$SLURMD_NODENAME.address)
-exec {enter} {python} -m exporter "$@" 2>>{inner}/../log/receipts.log
+exec {python} -m exporter "$@" 2>>{etc}/../log/receipts.log
 """
-_HERE = "nsenter --target {pid} --mount --root --wd"
-"""Runs a command of this machine from the root of another Slurm (nsenter(1))."""
+_OUTSIDE = """#!/bin/sh
+exec nsenter --target {pid} --mount --root --wd {etc}/report "$@"
+"""
+"""Runs this machine's command from the root of another Slurm (nsenter(1))."""
 
 
 def install(rig: SlurmRig, places: str, *, stores: Path, more: str = "") -> None:
     """Install it for all further jobs; `more` is added to receipts.conf. Stores are named after their nodes."""
     etc = rig.directory / "etc"
-    enter = "" if rig.plan.root == Path("/") else _HERE.format(pid=os.getpid())
-    known = {"inner": rig.inside.seen(etc), "places": places, "stores": stores, "enter": enter, "more": more}
-    known["python"] = sys.executable
+    inner = rig.inside.seen(etc)
+    known = {"etc": etc, "inner": inner, "places": places, "stores": stores, "python": sys.executable, "more": more}
+    known |= {"pid": os.getpid(), "command": f"{inner}/{'report' if rig.plan.root == Path('/') else 'outside'}"}
     shutil.copy2(_SCRIPT, etc)
     (etc / "receipts.conf").write_text(_CONF.format(**known))
-    for path, text in ((etc / "report", _REPORT), (etc / "epilog.d/60-receipt.sh", _WRAPPER)):
-        path.write_text(text.format(**known))
-        path.chmod(0o755)
+    scripts = {"report": _REPORT, "outside": _OUTSIDE, "epilog.d/60-receipt.sh": _WRAPPER}
+    for name, text in scripts.items():
+        (etc / name).write_text(text.format(**known))
+        (etc / name).chmod(0o755)
