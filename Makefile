@@ -2,7 +2,7 @@
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help dist version workflows release run check lint quick test-pythons core others test installed slurm-trees image-parts checks collected rules skips packages mutants bench accuracy docs site \
+.PHONY: help dist version workflows release run check lint quick test-pythons core others test installed slurm-trees image-parts checks collected rules prometheus-3 skips packages mutants bench accuracy docs site \
   dashboards pictures goldens proto lock clean
 
 # Tests start hundreds of interpreters: without bytecode each of them would compile the exporter anew.
@@ -97,6 +97,9 @@ rules:
 	shellcheck exporter/data/*.sh .ci/packages .ci/run
 	promtool check rules alerts/*.yaml
 	promtool test rules alerts/tests/*.yaml
+
+prometheus-3: .venv/.installed ## our rules and scrapes in Prometheus 3, Debian unstable's: three minutes
+	$(BIN)/python -m tests.prometheus3
 
 skips: .venv/.installed
 	$(BIN)/python tests/check_skips.py tests/allowed_skips.txt $(RESULTS)/*.xml

@@ -73,18 +73,32 @@ WORKING: dict[str, Any] = {
 }
 ADA = Owner(job_id="4711", user="ada", name="pretrain", scheduler="slurm")
 META = DaemonMetadata(version="9.9", source="nvml", scheduler="slurm", host="node-7", interval=1.0)
-PROMETHEUS_2 = (
-    "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,"
-    "text/plain;version=0.0.4;q=0.5,*/*;q=0.1"
-)
+_PROTOBUF = "application/vnd.google.protobuf;proto=io.prometheus.client.MetricFamily;encoding=delimited"
+_OPENMETRICS = "application/openmetrics-text;version="
 PROMETHEUS_3 = (
-    "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,application/openmetrics-text;version=0.0.1;"
-    "q=0.5,text/plain;version=1.0.0;escaping=allow-utf-8;q=0.4,text/plain;version=0.0.4;q=0.3,*/*;q=0.2"
+    f"{_OPENMETRICS}1.0.0;escaping=allow-utf-8;q=0.6,{_OPENMETRICS}0.0.1;q=0.5,"
+    "text/plain;version=1.0.0;escaping=allow-utf-8;q=0.4,text/plain;version=0.0.4;q=0.3,*/*;q=0.2"
 )
-PROMETHEUS_PROTOBUF = (
-    "application/vnd.google.protobuf;proto=io.prometheus.client.MetricFamily;encoding=delimited;q=0.6,"
-    "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.3,*/*;q=0.2"
-)
+SCRAPERS = {
+    # Recorded from Prometheus 2.42.0 and 3.5.3; 2.53 as its source composes it.
+    "2.42": f"{_OPENMETRICS}1.0.0,{_OPENMETRICS}0.0.1;q=0.75,text/plain;version=0.0.4;q=0.5,*/*;q=0.1",
+    "2.42, native histograms": (
+        f"{_PROTOBUF},{_OPENMETRICS}1.0.0;q=0.8,{_OPENMETRICS}0.0.1;q=0.75,text/plain;version=0.0.4;q=0.5,*/*;q=0.1"
+    ),
+    "2.53": f"{_OPENMETRICS}1.0.0;q=0.5,{_OPENMETRICS}0.0.1;q=0.4,text/plain;version=0.0.4;q=0.3,*/*;q=0.2",
+    "2.53, native histograms": (
+        f"{_PROTOBUF};q=0.5,{_OPENMETRICS}1.0.0;q=0.4,{_OPENMETRICS}0.0.1;q=0.3,text/plain;version=0.0.4;q=0.2,*/*;q=0.1"
+    ),
+    "3.5": PROMETHEUS_3,
+    "3.5, native histograms": (
+        f"{_PROTOBUF};q=0.6,{_OPENMETRICS}1.0.0;escaping=allow-utf-8;q=0.5,{_OPENMETRICS}0.0.1;q=0.4,"
+        "text/plain;version=1.0.0;escaping=allow-utf-8;q=0.3,text/plain;version=0.0.4;q=0.2,*/*;q=0.1"
+    ),
+    "3.5, scrape_protocols: [PrometheusText1.0.0, PrometheusProto]": (
+        f"text/plain;version=1.0.0;escaping=allow-utf-8;q=0.6,{_PROTOBUF};q=0.5,*/*;q=0.4"
+    ),
+}
+"""What servers of Prometheus send as Accept."""
 
 
 def gpu(number: int, **changes: Any) -> Device:
@@ -177,9 +191,8 @@ def live() -> Iterator[Site]:
         ("", False),
         ("*/*", False),
         ("text/html,application/xhtml+xml,*/*;q=0.8", False),
-        (PROMETHEUS_2, True),
-        (PROMETHEUS_3, True),
-        (PROMETHEUS_PROTOBUF, True),
+        *((accept, _OPENMETRICS in accept) for accept in SCRAPERS.values()),
+        (_PROTOBUF, False),
         ("text/plain;version=0.0.4;q=1,*/*;q=0.1", False),
         ("application/openmetrics-text", True),
         ('Application/OpenMetrics-Text; Version="1.0.0"', True),
@@ -207,6 +220,22 @@ def test_openmetrics_is_given_to_those_who_want_it_no_less(accept: str, *, openm
 )  # fmt: skip
 def test_gzip_is_given_to_those_who_allow_it(accept_encoding: str, *, gzip: bool) -> None:
     assert wants_gzip(accept_encoding) is gzip
+
+
+@pytest.mark.parametrize("accept", SCRAPERS.values(), ids=SCRAPERS)
+def test_each_version_of_prometheus_gets_a_format_that_it_reads(live: Site, accept: str) -> None:
+    """All names are valid in every version, so that no escaping is needed."""
+    answer = live.client.get("/metrics", headers={"Accept": accept})
+    kind, parse = (
+        ("application/openmetrics-text; version=1.0.0; charset=utf-8", parse_openmetrics)
+        if _OPENMETRICS in accept
+        else ("text/plain; version=0.0.4; charset=utf-8", parse_text)
+    )
+    assert (answer.status_code, answer.headers["content-type"]) == (200, kind)
+    families = list(parse(answer.text))
+    assert any(family.name == "gpu_efficiency_build_info" for family in families)
+    names = [text for family in families for each in family.samples for text in (each.name, *each.labels)]
+    assert all(re.fullmatch(r"[a-zA-Z_][a-zA-Z0-9_]*", name) for name in names)
 
 
 def raw(site: Site, path: str, **headers: str) -> tuple[httpx.Response, bytes]:

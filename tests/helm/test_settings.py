@@ -255,6 +255,18 @@ def test_a_mirror_takes_the_place_of_the_registry(repository: str, pulled: str) 
     assert {c["image"] for c in daemonset["spec"]["template"]["spec"]["containers"]} == {f"{pulled}:1"}
 
 
+def test_the_exporter_displaces_no_job_unless_it_is_asked_to() -> None:
+    """GKE refuses system-node-critical elsewhere than in kube-system, and a pod of it preempts training jobs."""
+    for name in ("default", "gke", "eks", "aks"):
+        assert "priorityClassName" not in pod(environment(name))["spec"]
+    own = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": "gpu-efficiency"}}
+    own |= {"value": 1_000_000, "preemptionPolicy": "Never"}
+    found = manifests(IMAGE | {"priorityClassName": "gpu-efficiency", "extraManifests": [own]})
+    assert pod(found)["spec"]["priorityClassName"] == "gpu-efficiency"
+    (made,) = of_kind(found, "PriorityClass")
+    assert (made["value"], made["preemptionPolicy"]) == (1_000_000, "Never")
+
+
 def test_old_revisions_are_kept_as_asked_and_objects_of_ones_own_are_rendered() -> None:
     own = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "{{ .Release.Name }}-own"}}
     found = manifests(IMAGE | {"revisionHistoryLimit": 3, "extraManifests": [own, own | {"kind": "ConfigMap"}]})
