@@ -259,8 +259,8 @@ def test_the_exporter_displaces_no_job_unless_it_is_asked_to() -> None:
     """GKE refuses system-node-critical elsewhere than in kube-system, and a pod of it preempts training jobs."""
     for name in ("default", "gke", "eks", "aks"):
         assert "priorityClassName" not in pod(environment(name))["spec"]
-    own = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": "gpu-efficiency"}}
-    own |= {"value": 1_000_000, "preemptionPolicy": "Never"}
+    own: dict[str, Any] = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass"}
+    own |= {"metadata": {"name": "gpu-efficiency"}, "value": 1_000_000, "preemptionPolicy": "Never"}
     found = manifests(IMAGE | {"priorityClassName": "gpu-efficiency", "extraManifests": [own]})
     assert pod(found)["spec"]["priorityClassName"] == "gpu-efficiency"
     (made,) = of_kind(found, "PriorityClass")
