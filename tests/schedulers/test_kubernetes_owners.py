@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from exporter.config import WorkloadRule, WorkloadSettings
 from exporter.core.model import Owner
 from exporter.schedulers.kubernetes.objects import (
     KubernetesNode,
@@ -120,6 +121,15 @@ def test_users_queues_priority_and_deadline_are_told_where_documented() -> None:
     found = owner_of("ml", "p", read(thing), RULES)
     assert (found.user, found.partition, found.qos, found.time_limit_seconds) == ("alice", "gold", "low", 3600)
     assert found.workload_class == "interactive"
+
+
+def test_no_label_of_a_pod_is_told_but_those_that_are_documented_or_named_by_a_rule() -> None:
+    labels = {"example.com/secret": "hush", "app": "hush", "team": "hush", "owner": "hush", "user": "hush"}
+    found = owner_of("ml", "p", read(pod_object("p", labels=labels)), RULES)
+    assert "hush" not in str(found)
+    assert found == owner_of("ml", "p", read(pod_object("p", labels={})), RULES)
+    named = Rules(WorkloadSettings(rules=(WorkloadRule(team="quiet", label="team=h.*"),)))
+    assert owner_of("ml", "p", read(pod_object("p", labels=labels)), named).team == "quiet"
 
 
 def test_the_class_follows_kind_and_command() -> None:
