@@ -4,6 +4,7 @@ Used by every server of this daemon. Has no sockets and no clock: the caller pas
 """
 
 from collections.abc import Callable, Collection, Hashable, Mapping
+from heapq import nlargest
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from math import inf
 from typing import Any, TypeVar
@@ -39,7 +40,8 @@ def overdue(deadlines: Mapping[Key, Deadline], now: float) -> list[Key]:
 
 def surplus(connections: Collection[Key], most: int, *, worst: Callable[[Key], Any]) -> list[Key]:
     """Connections to close when there are more than `most`: those with the highest `worst`, highest first."""
-    return sorted(connections, key=worst, reverse=True)[: max(0, len(connections) - most)]
+    excess = len(connections) - most
+    return nlargest(excess, connections, key=worst) if excess > 0 else []  # ranking all of them takes time
 
 
 class TokenBucket(Struct, eq=False):
@@ -59,6 +61,12 @@ class TokenBucket(Struct, eq=False):
     def spend(self, tokens: float) -> None:
         """Take tokens that are available."""
         self.tokens -= tokens
+
+    def wait(self, now: float) -> float:
+        """Take a token, if none is left of those to come; return the time until it comes."""
+        left = self.available(now) - 1
+        self.spend(1)
+        return max(0.0, -left) / self.rate
 
     def take(self, now: float) -> bool:
         """Take a token; returns False if none is left."""

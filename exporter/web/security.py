@@ -304,6 +304,12 @@ class TrackedConnection(Protocol):
     def turn(self) -> AbstractAsyncContextManager[None]:
         """Return the context in which a request is handled; entering it may wait for others of the client's address."""
 
+    def note_served(self) -> None:
+        """Note that the client may read what it asked for; a probe does not count, because everybody may."""
+
+    def request_delay(self) -> float:
+        """Return the seconds to wait before a request is handled, so that a crowd leaves time for known scrapers."""
+
     def refusal_delay(self) -> float:
         """Return the seconds to wait before a refusal is sent, which slows down repeated attempts."""
 
@@ -377,6 +383,8 @@ class AccessControl:
         connection: TrackedConnection = scope["state"]["connection"]
         connection.request_started()
         try:
+            if delay := connection.request_delay():
+                await asyncio.sleep(delay)
             await self._respond(scope, receive, self._with_headers(send, connection), connection)
         finally:
             connection.response_sent()
@@ -391,6 +399,8 @@ class AccessControl:
         else:
             async with connection.turn():
                 await self._app(scope, receive, send)
+            if scope["path"] != "/healthz":
+                connection.note_served()
 
     async def _check(self, scope: Scope, connection: TrackedConnection) -> tuple[AccessRefusal | None, bool]:
         """Return the refusal, if any, and whether the client may see the reasons of /readyz."""

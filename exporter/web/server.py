@@ -22,7 +22,7 @@ from fastapi import FastAPI
 from msgspec import Struct
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from exporter.connections import AddressBuckets, Deadline, client_network, overdue, surplus
+from exporter.connections import AddressBuckets, Deadline, TokenBucket, client_network, overdue, surplus
 from exporter.web.security import (
     AccessControl,
     WebConfig,
@@ -50,6 +50,10 @@ class ConnectionLimits(Struct, frozen=True):
     """New connections of an address at once; a TLS handshake costs about a millisecond of CPU time."""
     new_per_second: float = 20
     """Sustained rate of new connections of an address."""
+    newcomers_burst: float = 400
+    newcomers_per_second: float = 100
+    """The same for all addresses together that have not been served for a minute yet, once one has, and for their
+    requests, of which those above wait: handshakes and responses for a crowd leave time for a scraper's."""
     handshakes: int = 32
     """Maximum of TLS handshakes in progress; for each asyncio holds a buffer of 256 KiB."""
     handshakes_per_address: int = 8
@@ -84,9 +88,8 @@ class HttpProtocol(H11Protocol):
         body = f"{msg.rstrip('.')}, or headers of more than {connection.manager.limits.header_bytes} bytes\n".encode()
         own = [(b"content-type", b"text/plain; charset=utf-8"), (b"connection", b"close")]
         headers = [*own, (b"content-length", b"%d" % len(body)), *merge_headers((), connection.web_config)]
-        if (
-            self.cycle is not None
-        ):  # a body can be invalid while the app is about to respond: there is no place for that
+        # A body can be invalid while the app is about to respond: there is no place for that response any more.
+        if self.cycle is not None:
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
@@ -164,7 +167,6 @@ class Connection(asyncio.Protocol):
         """Start the idle timeout, once the client has read the whole response."""
         self._received_bytes, self._idle = 0, True
         self._requests_served += 1
-        self.manager.note_served(self.address)
         if self.unsent_bytes:
             self.manager.evict_slow_readers()
         else:
@@ -173,6 +175,14 @@ class Connection(asyncio.Protocol):
     def turn(self) -> AbstractAsyncContextManager[None]:
         """Return the context in which a request is handled; entering it may wait for others of the address."""
         return self.manager.turn(self.address)
+
+    def note_served(self) -> None:
+        """Note that the client may read what it asked for."""
+        self.manager.note_served(self.address)
+
+    def request_delay(self) -> float:
+        """Return the seconds that this request waits before it is handled."""
+        return self.manager.request_delay(self.address)
 
     def refusal_delay(self) -> float:
         """Return the seconds that a refusal waits before it is sent."""
@@ -239,10 +249,12 @@ class ConnectionManager:
         self.connections: set[Connection] = set()
         self._server = server
         self._new_connections = AddressBuckets(limits.new_burst, limits.new_per_second)
+        self._newcomers = TokenBucket(limits.newcomers_burst, limits.newcomers_per_second)
+        self._newcomers_requests = TokenBucket(limits.newcomers_burst, limits.newcomers_per_second)
         self._refusals = AddressBuckets(limits.refusals_burst, limits.refusals_per_second)
         self._tasks: set[asyncio.Task[None]] = set()
         self._served_since: dict[str, float] = {}
-        """When a request of each address was first completed."""
+        """When what each address asked for was first answered; refusals and probes do not count."""
         self._turns: dict[str, _Turn] = {}
 
     def listen(self, sock: socket.socket, config: uvicorn.Config, listener: WebListener) -> None:
@@ -264,10 +276,17 @@ class ConnectionManager:
                     loop.call_later(1.0, self.listen, sock, config, listener)
                     self._make_room(len(self.connections) // 2)
                 return
-            if self._server.should_exit or not self._new_connections.bucket_of(peer[0]).take(time.monotonic()):
+            if self._server.should_exit or not self._admits(peer[0]):
                 client_socket.close()
             else:
                 self._start(client_socket, peer[0], config, listener)
+
+    def _admits(self, address: str) -> bool:
+        """Return whether the address, and all newcomers if it is one, may open another connection now."""
+        now = time.monotonic()
+        if not self._new_connections.bucket_of(address).take(now):
+            return False
+        return not self._is_newcomer(client_network(address), now) or self._newcomers.take(now)
 
     def _start(self, client_socket: socket.socket, address: str, config: uvicorn.Config, listener: WebListener) -> None:
         client_socket.settimeout(0)
@@ -322,7 +341,7 @@ class ConnectionManager:
             connection.abort()
 
     def note_served(self, address: str) -> None:
-        """Note that a request of the address was completed; remembers the addresses that were served first."""
+        """Note that a request of the address was answered; remembers the addresses that were served first."""
         self._served_since.setdefault(address, time.monotonic())
         if len(self._served_since) > _MOST_KNOWN:
             del self._served_since[max(self._served_since, key=self._served_since.__getitem__)]
@@ -343,6 +362,16 @@ class ConnectionManager:
     def is_regular(self, address: str, now: float) -> bool:
         """Return whether the address was served long ago and is remembered: a scraper keeps its place in a flood."""
         return now - self._served_since.get(address, now) >= _REGULAR_SECONDS
+
+    def _is_newcomer(self, address: str, now: float) -> bool:
+        """Return whether the address is not regular and another is, for which time must be left."""
+        first = next(iter(self._served_since), address)
+        return not self.is_regular(address, now) and self.is_regular(first, now)
+
+    def request_delay(self, address: str) -> float:
+        """Return the seconds that a request of that address waits: 0 for one that has been served for long."""
+        now = time.monotonic()
+        return self._newcomers_requests.wait(now) if self._is_newcomer(address, now) else 0.0
 
     def refusal_delay(self, address: str) -> float:
         """Return the seconds that a refusal to that address waits: 0 while its rate limit is not exceeded."""

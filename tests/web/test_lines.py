@@ -13,11 +13,12 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+import uvicorn
 from fastapi import Response
 
 from exporter.tls import client_context
 from exporter.web.security import WebConfigWatcher
-from exporter.web.server import ConnectionLimits
+from exporter.web.server import ConnectionLimits, ConnectionManager
 from tests.certificates import Authority
 from tests.web.serving import PAGE, Served, plain_app, served, until_cut
 
@@ -210,6 +211,46 @@ def test_of_equal_addresses_the_one_that_was_served_long_ago_stays(monkeypatch: 
         assert answers(stack.enter_context(site.line(here="127.0.0.4")))
         assert until_cut(new) == b""
         assert answers(regular)
+
+
+def test_beside_a_regular_newcomers_share_one_allowance_of_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("exporter.web.server._REGULAR_SECONDS", 0.5)
+    with served(limits=limits(newcomers_burst=2, newcomers_per_second=1e-6)) as site, ExitStack() as stack:
+        regular = stack.enter_context(site.line(here="127.0.0.2"))
+        assert answers(regular)
+        time.sleep(0.6)  # the time that makes it regular
+        new = [stack.enter_context(site.line(here=f"127.0.0.{3 + n}")) for n in range(4)]
+        assert [until_cut(line) for line in new[2:]] == [b"", b""]
+        assert [answers(line) for line in new[:2]] == [True, True]
+        assert answers(stack.enter_context(site.line(here="127.0.0.2")))
+
+
+def test_beside_a_regular_the_requests_of_newcomers_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("exporter.web.server.time.monotonic", lambda: now[0])
+    manager = ConnectionManager(
+        uvicorn.Server(uvicorn.Config(plain_app())), ConnectionLimits(newcomers_burst=1, newcomers_per_second=2)
+    )
+    assert [manager.request_delay("a") for _ in range(5)] == [0.0] * 5, "there is nobody to leave time for"
+    manager.note_served("a")
+    now[0] = 61.0
+    assert [manager.request_delay(address) for address in ("a", "b", "c", "b", "a")] == [0.0, 0.0, 0.5, 1.0, 0.0]
+    now[0] = 63.0
+    assert manager.request_delay("b") == 0.0
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "counts"),
+    [("GET", "/metrics", 1), ("POST", "/metrics", 0), ("GET", "/healthz", 0), ("GET", "/readyz", 0)],
+)
+def test_only_who_may_read_more_than_a_probe_becomes_a_regular(
+    method: str, path: str, counts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noted: list[str] = []
+    monkeypatch.setattr(ConnectionManager, "note_served", lambda _manager, address: noted.append(address))
+    with served() as site, site.client() as client:
+        client.request(method, path)
+    assert len(noted) == counts
 
 
 def test_requests_of_one_address_wait_for_each_other_and_not_those_of_others() -> None:
