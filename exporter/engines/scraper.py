@@ -8,6 +8,7 @@ import asyncio
 import logging
 import random
 import threading
+import time
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -119,6 +120,9 @@ MAX_RETRY_WAIT = 60 * SECOND
 """Longest wait between two scrapes of an engine that has answered before or is starting."""
 STARTUP_GRACE = 600 * SECOND
 """How long a known engine may fail before it is a fault: large weights take minutes to load."""
+COST_SHARE, LONGEST_COST_WAIT = 50, 100 * SECOND
+"""A scrape waits for so many times the processor time that parsing the last page took, 2 % of a processor at most, but
+no longer than that: an engine's page takes milliseconds, the largest that is read more than a second."""
 JITTER = 0.1
 """Share by which a wait varies to either side, so that many nodes do not scrape at the same time."""
 _STARTING = ("refused", "timeout", "half_page")
@@ -137,6 +141,8 @@ class ScrapeSchedule:
         self.busy = False
         self.frontend = False
         self.path_index = 0
+        self.cost = 0
+        """Processor time that parsing the last page took, nanoseconds."""
         self.scraped_at: int | None = None
         """Time of the last successful scrape, monotonic nanoseconds; None: none yet."""
         self.failure: ScrapeFailure | None = None
@@ -188,6 +194,7 @@ class ScrapeSchedule:
         return Fault("engine_failed", f"{where} {failure.what}: {failure.remedy}. {consequence}")
 
     def _schedule(self, now: int, span: int) -> None:
+        span = max(span, min(COST_SHARE * self.cost, LONGEST_COST_WAIT))
         self.due_at = now + int(span * (1 + JITTER * (2 * self._random() - 1)))
 
 
@@ -375,9 +382,11 @@ class EngineScraper:
         for schedule.path_index in paths:
             url = f"{schedule.endpoint.base}{schedule.endpoint.paths[schedule.path_index]}"
             try:
-                return _parse_page(
-                    await fetch(client, url, seconds=self._config.timeout_seconds), schedule.endpoint.command_lines
-                )
+                text, began = await fetch(client, url, seconds=self._config.timeout_seconds), time.thread_time_ns()
+                try:
+                    return _parse_page(text, schedule.endpoint.command_lines)
+                finally:
+                    schedule.cost = time.thread_time_ns() - began
             except ScrapeFailure as error:
                 if error.kind in ("refused", "timeout"):
                     raise

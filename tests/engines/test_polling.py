@@ -242,6 +242,30 @@ def test_a_failure_keeps_nothing_of_the_page() -> None:
     assert (raised.value.__traceback__, raised.value.__cause__, raised.value.__context__) == (None, None, None)
 
 
+@pytest.mark.parametrize(
+    ("cost", "wait"), [(0, 1), (SECOND // 100, 1), (SECOND // 10, 5), (2 * SECOND, 100), (9 * SECOND, 100)]
+)
+def test_a_page_that_takes_long_to_parse_is_read_less_often(cost: int, wait: int) -> None:
+    endpoint = MetricsEndpoint(base="http://127.0.0.1:1", paths=("/metrics",), placement=ReplicaPlacement("j"))
+    schedule = ScrapeSchedule(endpoint, Replica({}, interval=SECOND), interval=SECOND, chance=lambda: 0.5)
+    schedule.cost = cost
+    schedule.succeeded(7 * SECOND, frontend=False)
+    assert schedule.due_at == (7 + wait) * SECOND
+
+
+def test_the_time_that_a_page_takes_is_measured(opened: Open, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second passes between two looks at the clock: the page is not asked for again within fifty."""
+    server, spent = serve(), iter(range(0, 10**15, SECOND))
+    monkeypatch.setattr("exporter.engines.scraper.time.thread_time_ns", lambda: next(spent))
+    bench = opened(f"{server.url}/metrics")
+    bench.until(lambda: len(bench.serving) == 1)
+    bench.jump(40)
+    bench.ticks()
+    assert len(bench.serving) == 1
+    bench.jump(20)
+    bench.until(lambda: len(bench.serving) == 2)
+
+
 def _fails() -> None:
     try:
         int("4 MiB")
