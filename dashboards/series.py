@@ -155,7 +155,7 @@ GPU = Variable(
     name="gpu", label="GPU", query='label_values(gpu_efficiency_gpu_info{instance=~"$instance"}, gpu)', many=True,
     every=".*", says="Index on the node; of a MIG instance board:instance.",
 )  # fmt: skip
-JOB = Variable(name="job_id", label="Job", text=True, says="Its number, or namespace/pod on Kubernetes.")
+JOB = Variable(name="job_id", label="Job", text=True, says="Its number, or namespace/kind/name on Kubernetes.")
 JOB_INSTANCES = Variable(
     name="job_instances", label="Nodes of the job", hidden=True, many=True, each=True,
     query='label_values(gpu_efficiency_job_paid_seconds_total{cluster=~"$cluster", job_id="$job_id"}, instance)',

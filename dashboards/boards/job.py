@@ -277,8 +277,9 @@ _RECEIPT = Row(
         Panel(
             title="Job $job_id",
             kind=Note(
-                "Nothing below? Type a job's number at the top (Kubernetes: namespace/pod), or open *Find a job* and"
-                " click on one; it must have run in the time shown. The same as text: `gpu-efficiency report $job_id`."
+                "Nothing below? Type a job's number at the top (Kubernetes: namespace/kind/name), or open *Find a job*"
+                " and click on one; it must have run in the time shown."
+                " The same as text: `gpu-efficiency report $job_id`."
                 " Leaks of [training](/d/gpu-efficiency-training?${__url_time_range}&${cluster:queryparam}) and"
                 " [inference](/d/gpu-efficiency-inference?${__url_time_range}&${cluster:queryparam}) explained."
             ),

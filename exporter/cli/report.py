@@ -499,7 +499,12 @@ def report_arguments(command: argparse.ArgumentParser) -> None:
     """Add the flags of `report`."""
     config_file_argument(command)
     progress_arguments(command)
-    command.add_argument("job", nargs="?", metavar="JOBID", help="Slurm: 4711, 6_1, 7+0; Kubernetes: namespace/pod")
+    command.add_argument(
+        "job",
+        nargs="?",
+        metavar="JOBID",
+        help="Slurm: 4711, 6_1, 7+0; Kubernetes: namespace/kind/name, such as ml/job/train",
+    )
     command.add_argument("--compare", nargs=2, metavar=("JOBID", "JOBID"), help="two jobs side by side, instead of one")
     _sums_arguments(command)
     _source_arguments(command)
