@@ -31,7 +31,7 @@ def lines(records: Mapping[str, Record], page: str) -> Iterator[str]:
         yield (
             f"- **Leaks, from counters alone: of 100 simulated GPU-hours of training, "
             f"{wrong.removeprefix('mean ')} are booked to a wrong leak.** Another {residual.removeprefix('mean ')} "
-            f"have a cause, but are booked to a leak that names none, such as `unattributed_stall` {where}."
+            f"have a known cause, but are booked to a leak that names no cause, such as `unattributed_stall` {where}."
         )
         yield f"- **Hangs, from counters alone: precision {precision}, recall {recall}** in simulated jobs {where}."
 

@@ -184,8 +184,10 @@ _LEAKS_INTRO = """\
 A leak is a reason why paid GPU time was not useful work. The label `leak` has the names of 24 leaks as its values
 ([all of them](metrics.md#values-of-leak)). It has three more values, which are no leaks:
 
-- `useful`: work at the dense tensor peak.
-- `unobserved`: there was no trustworthy telemetry, or the owner of an idle GPU was unknown.
+- `useful`: work, as the time that it would take at the dense tensor peak, or at that of the FP64 or FP32 pipe for a job
+  without tensor work.
+- `unobserved`: there was no trustworthy telemetry, the owner of an idle GPU was unknown, or the daemon was stopped or
+  paused.
 - `unresolved`: a kernel ran, but its usefulness cannot be measured. Tensor activity or the GPU's peak is unknown, or no
   counter shows what the kernel computes (integer work, graphics, video).
 
@@ -195,7 +197,8 @@ prints it for programs. All three are generated from one table, `exporter/core/l
 
 The layer is the ratio that a leak lowers: `gau` (occupied / observed), `ectr` (computing / occupied) or `emfu` (useful
 / (computing - `unresolved`)). [README](../README.md) and [accounting](accounting.md) define these times. In short, a
-GPU is *occupied* unless it is unavailable, unallocated or a zombie, and *computing* unless its job waits.
+GPU is *occupied* unless it is unavailable, unallocated, a zombie or held by a server without requests; the share of a
+GPU that its job never needs is not occupied either. An occupied GPU is *computing* unless its job waits.
 
 The role is who can usually act. It is not the label `team`, which your workload rules set. *platform* runs the cluster,
 *scheduling* decides who gets which GPU, *training* and *serving* run jobs and servers, *model* writes the model's code,
@@ -207,9 +210,9 @@ _EXPECT_HEAD = """
 ## What to expect
 
 How many of 100 paid GPU-hours each kind takes. Every range is an estimate of this project: most fleets should lie
-within it. Keys in brackets name the [publications](#literature) on which a range is based. (E) marks a judgement of the
-authors without a publication behind it. Each publication measured a single system, and some measured another quantity,
-so no range is copied from one.
+within it. Keys in brackets name the [publications](#literature) on which a range is based. (E) marks a range that this
+project's authors judged without a publication. Each publication measured a single system, and some measured another
+quantity, so no range is copied unchanged from a publication.
 
 | # | kind | training | inference |
 |---|---|---|---|"""
@@ -235,9 +238,10 @@ instead of assumed ones.
 
 Some leaks can be seen only in a job's reports or in an engine's metrics. Without these, such a leak stays at 0. Its
 time then counts as a leak that counters can show (mostly `unattributed_stall`, `memory_bound`, `low_parallelism` or
-`other_compute`) or as `useful`. If the column "evidence" has both *reported* and *estimated*, the leak is estimated
-until the job reports. Not to use speculative decoding is no leak. Where it might help,
-`gpu_efficiency_advice_seconds_total{advice="speculative_decoding"}` counts the time as a hint.
+`other_compute`) or as `useful`. If the column "evidence" has both *reported* and *estimated*, those leaks of the row
+for which the column "signals needed" names an estimate are estimated until the job reports. Not to use speculative
+decoding is no leak. Where it might help, `gpu_efficiency_advice_seconds_total{advice="speculative_decoding"}` counts
+the time as a hint.
 
 | # | metric to watch | series | evidence | signals needed | runbook |
 |---|---|---|---|---|---|"""

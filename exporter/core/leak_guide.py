@@ -205,7 +205,7 @@ OTHER_LEAKS: tuple[OtherLeak, ...] = (
         ExpectedLoss(1, 15, ("mohan2021",)), ExpectedLoss(0, 2)),
     OtherLeak("unattributed_stall", "waiting of unknown cause; a job that reports its phases has little of it",
         ExpectedLoss(0, 10), ExpectedLoss(0, 10)),
-    OtherLeak("other_compute", "kernels that use no tensor cores, and are limited neither by memory nor by idle SMs",
+    OtherLeak("other_compute", "kernels without tensor work that memory does not limit and that use most SMs",
         ExpectedLoss(1, 10), ExpectedLoss(0, 10)),
     OtherLeak("throttled", "tensor work lost because power, heat or settings keep the clock below that of the peak",
         ExpectedLoss(0, 5), ExpectedLoss(0, 5), runbook="GPUThrottledCostly"),
