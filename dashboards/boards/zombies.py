@@ -88,8 +88,8 @@ _SINCE = f"time() - {IN_TROUBLE_SINCE}"
 _WORST = f"topk(1, {_COST} unless on (cluster, job_id) {_EXEMPT})"
 _CULPRIT = at("job_rank:gpu_efficiency_hang_culprit")
 _DO_FIRST = {
-    "JobDeadlocked": "dump the culprit's stacks (py-spy dump), then restart from the checkpoint",
-    "GPUZombie": "ask the user whether the job may end, then cancel it",
+    "JobDeadlocked": "py-spy dump on the culprit, then restart the job",
+    "GPUZombie": "ask the user, then cancel the job",
 }
 
 

@@ -20,11 +20,10 @@ from msgspec import Struct
 
 from exporter.core.model import Observation
 from exporter.trace import TraceError, TraceHeader, TraceWriter
-from tests.e2e.pace import FASTER, faster, faster_routes, faster_rules, sooner
+from tests.e2e import pace
+from tests.e2e.pace import faster, faster_routes, faster_rules, sooner
 from tests.e2e.running import PATIENCE, ROOT, Program, command, environment, free_port, running, wait_for
 
-PERIOD = FASTER / 2
-"""Seconds of the world between two observations."""
 RULES = sorted((ROOT / "alerts").glob("*.yaml"))
 ROUTES = ROOT / "alerts" / "examples" / "alertmanager.yaml"
 _PACE = {"scrape_interval": "15s", "scrape_timeout": "15s", "evaluation_interval": "1m"}
@@ -128,16 +127,27 @@ class Fleet(Struct):
 
     def minute(self, at: float) -> float:
         """What minute of the world it is at that moment of ours."""
-        return (at - self.began) * FASTER / 60
+        return (at - self.began) * pace.FASTER / 60
 
     def until(self, true: Callable[[], Any], what: str, *, minute: float) -> None:
         """Wait until it is true, at the latest in that minute of the world."""
-        left = self.began + minute * 60 / FASTER - time.monotonic()
+        left = self.began + minute * 60 / pace.FASTER - time.monotonic()
         try:
             wait_for(lambda: self.prometheus.alive() and true(), f"{what}, by minute {minute:g}", seconds=left)
         except AssertionError as err:
             err.add_note(f"told by then:\n{self.inbox}")
             raise
+
+    def overtaken(self) -> bool:
+        """Whether Prometheus missed evaluations of rules: the machine is too slow for this pace."""
+        missed = re.findall(
+            r"^prometheus_rule_group_iterations_missed_total\{.*\} (\S+)$", self._own_page(), re.MULTILINE
+        )
+        assert missed
+        return any(float(count) for count in missed)
+
+    def _own_page(self) -> str:
+        return self.client.get("/metrics").text
 
     def ask(self, query: str) -> list[dict[str, str]]:
         """Labels of all series that the query finds."""
@@ -205,7 +215,7 @@ def _prometheus(stack: ExitStack, folder: Path, targets: dict[str, int], manager
         (folder / f"rules-{rules.name}").write_text(faster_rules(rules.read_text()))
     scraped = [{"targets": [f"127.0.0.1:{port}"], "labels": {"instance": name}} for name, port in targets.items()]
     config = {
-        "global": {name: sooner(pace) for name, pace in _PACE.items()},
+        "global": {name: sooner(time) for name, time in _PACE.items()},
         "rule_files": [f"{folder}/rules-*.yaml"],
         "alerting": {"alertmanagers": [{"static_configs": [{"targets": [f"127.0.0.1:{manager}"]}]}]},
         "scrape_configs": [

@@ -7,6 +7,7 @@ forgotten, an exporter is killed; later all is mended but the exporter. Times ar
 import re
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from random import Random
 
 import pytest
@@ -19,10 +20,11 @@ from exporter.simulate.boards import BOARDS
 from exporter.simulate.plan import Plan, Scenario, Setting, SimulatedJob
 from exporter.simulate.simulation import simulate
 from exporter.simulate.workload import FOREVER_MS, IDLE_CYCLE, MINUTE_MS, Stage, Stages
-from tests.e2e.fleet import PERIOD, Fleet, Told, fleet
-from tests.e2e.pace import faster_policy
+from tests.e2e.fleet import Fleet, Told, fleet
+from tests.e2e.pace import PACES, at_pace, faster_policy, period
 
-pytestmark = pytest.mark.e2e
+# Two minutes, and six more on a machine that is too busy for the first pace.
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1500)]
 HANG, KILLED, CANCELLED, MENDED = 5, 12, 18, 21.5
 """When a rank goes missing; when an exporter is killed; when the job is cancelled; when the notebook is used again and
 a job is given the GPUs that nobody had."""
@@ -41,8 +43,7 @@ NOTEBOOK = Owner(
     team="vision", workload_class="interactive",
 )  # fmt: skip
 SWEEP = replace(NEXT, job_id="4900", name="sweep", nodes=1)
-CONFIG = f"""
-{faster_policy(zombie_interactive_seconds=480, hang_seconds=300, hang_peer_seconds=300)}
+_CONFIG = """
 blind_coverage_share = 0.8
 
 [[prices]]
@@ -53,7 +54,7 @@ currency = "USD"
 idle_per_hour = 6.0
 currency = "USD"
 """
-"""A notebook may rest eight minutes, not two hours; so small a fleet is not blind with one of its nodes unseen."""
+"""So small a fleet is not blind with one of its nodes unseen."""
 EXPECTED = {
     "JobDeadlocked": TRAINING.job_id,
     "GPUZombie": NOTEBOOK.job_id,
@@ -103,7 +104,7 @@ def _story(number: int) -> Iterator[Observation]:
     """What that node tells; the simulation knows no ranks across nodes, so they are named here."""
     plan = _odd if number == ODD else _hanging
     told = {"incident": Scenario(plan, 7200, "an incident")}
-    played = simulate("incident", node=number, stories=told, period_seconds=PERIOD)
+    played = simulate("incident", node=number, stories=told, period_seconds=period())
     ranks = {uuid: f"{number * 8 + slot}" for slot, uuid in enumerate(played.uuids)}
     for seen in played.observations:
         held = seen.allocations
@@ -131,14 +132,34 @@ def _subject(labels: dict[str, str]) -> str:
 
 @pytest.fixture(name="outcome", scope="module")
 def _outcome(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outcome]:
-    stories = {f"gpu-node-{number:02d}": _story(number) for number in range(9)}
-    with fleet(tmp_path_factory.mktemp("fleet"), stories, CONFIG) as world:
-        world.until(lambda: world.minute(time.monotonic()) >= KILLED, "time to kill", minute=KILLED + 1)
-        world.nodes[VICTIM].kill()
-        _wait(world, "firing", set(EXPECTED), minute=MENDED + 3)
-        _wait(world, "resolved", MENDABLE, minute=48)
-        fired = world.ask('max_over_time(ALERTS{alertstate="firing"}[1h])')
-        yield Outcome(world, world.inbox.told[:], sorted((row["alertname"], _subject(row)) for row in fired))
+    """Of a run that the machine kept up with; a mistake of the product shows at every pace."""
+    for faster in PACES:
+        stories = {f"gpu-node-{number:02d}": _story(number) for number in range(9)}
+        with at_pace(faster), ExitStack() as stack:
+            world = stack.enter_context(fleet(tmp_path_factory.mktemp("fleet"), stories, _config()))
+            try:
+                outcome = _played(world)
+            except AssertionError:
+                if faster == PACES[-1]:
+                    raise
+                continue
+            if faster == PACES[-1] or not world.overtaken():
+                yield outcome
+                return
+
+
+def _config() -> str:
+    """A notebook may rest eight minutes, not two hours."""
+    return faster_policy(zombie_interactive_seconds=480, hang_seconds=300, hang_peer_seconds=300) + _CONFIG
+
+
+def _played(world: Fleet) -> Outcome:
+    world.until(lambda: world.minute(time.monotonic()) >= KILLED, "time to kill", minute=KILLED + 1)
+    world.nodes[VICTIM].kill()
+    _wait(world, "firing", set(EXPECTED), minute=MENDED + 3)
+    _wait(world, "resolved", MENDABLE, minute=48)
+    fired = world.ask('max_over_time(ALERTS{alertstate="firing"}[1h])')
+    return Outcome(world, world.inbox.told[:], sorted((row["alertname"], _subject(row)) for row in fired))
 
 
 def _wait(world: Fleet, status: str, names: set[str], *, minute: float) -> None:
