@@ -48,8 +48,11 @@ class ConnectionLimits(Struct, frozen=True):
     per_address: int = 32
     new_burst: float = 100
     """New connections of an address at once; a TLS handshake costs about a millisecond of CPU time."""
-    new_per_second: float = 20
+    new_per_second: float = 10
     """Sustained rate of new connections of an address."""
+    requests_burst: float = 100
+    requests_per_second: float = 20
+    """Requests of an address before each waits, once others are connected, too: a scraper sends one in seconds."""
     newcomers_burst: float = 400
     newcomers_per_second: float = 100
     """The same for all addresses together that have not been served for a minute yet, once one has, and for their
@@ -251,6 +254,7 @@ class ConnectionManager:
         self._new_connections = AddressBuckets(limits.new_burst, limits.new_per_second)
         self._newcomers = TokenBucket(limits.newcomers_burst, limits.newcomers_per_second)
         self._newcomers_requests = TokenBucket(limits.newcomers_burst, limits.newcomers_per_second)
+        self._requests = AddressBuckets(limits.requests_burst, limits.requests_per_second)
         self._refusals = AddressBuckets(limits.refusals_burst, limits.refusals_per_second)
         self._tasks: set[asyncio.Task[None]] = set()
         self._served_since: dict[str, float] = {}
@@ -369,9 +373,12 @@ class ConnectionManager:
         return not self.is_regular(address, now) and self.is_regular(first, now)
 
     def request_delay(self, address: str) -> float:
-        """Return the seconds that a request of that address waits: 0 for one that has been served for long."""
+        """Return the seconds that a request of that address waits: 0 while it is alone or sends few."""
         now = time.monotonic()
-        return self._newcomers_requests.wait(now) if self._is_newcomer(address, now) else 0.0
+        if all(connection.address == address for connection in self.connections):
+            return 0.0
+        own = self._requests.bucket_of(address).wait(now)
+        return max(own, self._newcomers_requests.wait(now)) if self._is_newcomer(address, now) else own
 
     def refusal_delay(self, address: str) -> float:
         """Return the seconds that a refusal to that address waits: 0 while its rate limit is not exceeded."""

@@ -17,8 +17,8 @@ import uvicorn
 from fastapi import Response
 
 from exporter.tls import client_context
-from exporter.web.security import WebConfigWatcher
-from exporter.web.server import ConnectionLimits, ConnectionManager
+from exporter.web.security import WebConfig, WebConfigWatcher
+from exporter.web.server import Connection, ConnectionLimits, ConnectionManager
 from tests.certificates import Authority
 from tests.web.serving import PAGE, Served, plain_app, served, until_cut
 
@@ -231,12 +231,32 @@ def test_beside_a_regular_the_requests_of_newcomers_wait_for_each_other(monkeypa
     manager = ConnectionManager(
         uvicorn.Server(uvicorn.Config(plain_app())), ConnectionLimits(newcomers_burst=1, newcomers_per_second=2)
     )
-    assert [manager.request_delay("a") for _ in range(5)] == [0.0] * 5, "there is nobody to leave time for"
-    manager.note_served("a")
-    now[0] = 61.0
-    assert [manager.request_delay(address) for address in ("a", "b", "c", "b", "a")] == [0.0, 0.0, 0.5, 1.0, 0.0]
-    now[0] = 63.0
-    assert manager.request_delay("b") == 0.0
+    with socket.socket() as sock:
+        manager.connections.update(Connection(manager, sock, address, WebConfig()) for address in ("a", "b"))
+        assert [manager.request_delay("a") for _ in range(5)] == [0.0] * 5, "there is nobody to leave time for"
+        manager.note_served("a")
+        now[0] = 61.0
+        assert [manager.request_delay(address) for address in ("a", "b", "c", "b", "a")] == [0.0, 0.0, 0.5, 1.0, 0.0]
+        now[0] = 63.0
+        assert manager.request_delay("b") == 0.0
+
+
+def test_requests_of_an_address_wait_once_there_are_too_many_and_others_are_connected(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr("exporter.web.server.time.monotonic", lambda: now[0])
+    manager = ConnectionManager(
+        uvicorn.Server(uvicorn.Config(plain_app())), ConnectionLimits(requests_burst=2, requests_per_second=4)
+    )
+    with socket.socket() as sock:
+        manager.connections.add(Connection(manager, sock, "a", WebConfig()))
+        assert [manager.request_delay("a") for _ in range(9)] == [0.0] * 9, "it is alone"
+        manager.connections.add(Connection(manager, sock, "b", WebConfig()))
+        assert [manager.request_delay("a") for _ in range(4)] == [0.0, 0.0, 0.25, 0.5]
+        assert manager.request_delay("b") == 0.0
+        now[0] = 1.0
+        assert manager.request_delay("a") == 0.0
 
 
 @pytest.mark.parametrize(
