@@ -79,6 +79,9 @@ def _ask_kernel(near: Address, far: Address) -> SocketOwner | None:
     _, kind, *_ = _HEADER.unpack_from(answer)
     if kind != _SOCK_DIAG_BY_FAMILY:  # an error: ENOENT if there is no such socket
         return None
+    # Where no connection matches, the kernel answers with a socket that listens on the near port, of whomever.
+    if struct.unpack_from(">HH", answer, _HEADER.size + 4) != (near.port, far.port):
+        return None
     uid, inode = struct.unpack_from("=II", answer, _OWNER_AT)
     return SocketOwner(inode, uid)
 

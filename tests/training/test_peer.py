@@ -312,6 +312,22 @@ def test_the_kernel_answers_about_one_connection_what_its_table_has(
     assert table.owner(Address(host, 1)) is None
 
 
+def test_who_listens_on_the_port_of_a_closed_connection_is_not_its_owner() -> None:
+    """The kernel answers with a listener where no connection matches: another job's could be taken for the sender."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        here = Address(*server.getsockname())
+        table = SocketTable(here, PROC)
+        with socket.create_connection(server.getsockname()) as client:
+            near = Address(*client.getsockname())
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        server.accept()[0].close()
+        with socket.socket() as other:
+            other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            other.bind((near.host, near.port))
+            other.listen()
+            assert table.owner(near) is None
+
+
 def test_without_netlink_the_table_is_read(
     call: Callable[..., tuple[Caller, Address]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
