@@ -44,14 +44,14 @@ class Worker:
         if self._thread.ident is not None:
             self._thread.join(seconds)
 
-    def fault(self, kind: str) -> Fault | None:
+    def faults(self, kind: str) -> tuple[Fault, ...]:
         """Return a fault if the thread has failed since the last call, or has ended although it was not stopped."""
         failed, self._reported = self.failures > self._reported, self.failures
         if failed:
-            return Fault(kind, f"thread {self.name} failed and began anew ({self._error}); please report this")
+            return (Fault(kind, f"thread {self.name} failed and began anew ({self._error}); please report this"),)
         if self._thread.ident is not None and not self.alive and not self._stop.is_set():
-            return Fault(kind, f"thread {self.name} has ended: restart the daemon, and please report this")
-        return None
+            return (Fault(kind, f"thread {self.name} has ended: restart the daemon, and please report this"),)
+        return ()
 
     def _work(self) -> None:
         while not self._stop.is_set():

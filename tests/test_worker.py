@@ -81,21 +81,20 @@ def test_work_that_fails_begins_anew_and_is_a_fault_once(
 ) -> None:
     work = Work(stop, fails=3)
     worker = Worker("sweeper", work, stop=stop)
-    assert worker.fault("host_unread") is None
+    assert worker.faults("host_unread") == ()
     worker.start()
     worker.start()
     assert work.works.wait(30)
     assert worker.failures == 3
-    fault = worker.fault("host_unread")
-    assert fault is not None
+    (fault,) = worker.faults("host_unread")
     assert fault.kind == "host_unread"
     assert "thread sweeper failed and began anew (RuntimeError('odd'))" in fault.message
-    assert worker.fault("host_unread") is None
+    assert worker.faults("host_unread") == ()
     assert [record.exc_info is not None for record in caplog.records] == [True], "logged once, with its traceback"
     stop.set()
     worker.join(30)
     assert not worker.alive
-    assert worker.fault("host_unread") is None, "it was stopped"
+    assert worker.faults("host_unread") == (), "it was stopped"
 
 
 def test_work_that_returns_although_nobody_stopped_it_is_a_fault(stop: threading.Event) -> None:
@@ -104,8 +103,7 @@ def test_work_that_returns_although_nobody_stopped_it_is_a_fault(stop: threading
     worker.start()
     until(lambda: not worker.alive)
     for _ in range(2):
-        fault = worker.fault("host_unread")
-        assert fault is not None
+        (fault,) = worker.faults("host_unread")
         assert "has ended" in fault.message
 
 
@@ -175,8 +173,7 @@ def test_followers_of_logs_that_fail_once_follow_on(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(followers._watcher, "poll", poll)
     try:
         until(lambda: followers.poll(()) == () and len(calls) > 1)
-        fault = followers.fault()
-        assert fault is not None
+        (fault,) = followers.faults()
         assert fault.kind == "reports_failed"
     finally:
         followers.close()
@@ -194,8 +191,7 @@ def test_a_watch_of_kubernetes_that_fails_is_begun_anew_and_closes() -> None:
     thread = LoopThread(watch)
     thread.start()
     until(lambda: len(calls) > 1)
-    fault = thread.fault()
-    assert fault is not None
+    (fault,) = thread.faults()
     assert fault.kind == "scheduler_failed"
     thread.close()
     assert not thread.alive

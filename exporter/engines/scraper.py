@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import httpx
-from msgspec import structs
 
 from exporter.clock import Backoff, Clock
 from exporter.config import Config
@@ -254,11 +253,10 @@ class EngineScraper:
         with self._lock:
             self._members = members if members is not None else self._members
             pending, self._pending = self._pending, []
-            collected = WorkloadUpdate(serving=tuple(pending), faults=self._faults, counts=tuple(self._counts.items()))
+            faults = (*self._faults, *self._worker.faults("engine_failed"))
+            collected = WorkloadUpdate(serving=tuple(pending), faults=faults, counts=tuple(self._counts.items()))
         if processes:
             self._worker.start()
-        if (fault := self._worker.fault("engine_failed")) is not None:
-            collected = structs.replace(collected, faults=(*collected.faults, fault))
         return collected
 
     def close(self) -> None:

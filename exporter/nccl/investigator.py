@@ -158,8 +158,7 @@ class HangInvestigator:
             counts = tuple(self._counts.items())
         if processes:
             self._worker.start()
-        fault = self._worker.fault("listening_failed")
-        return WorkloadUpdate(findings=tuple(findings), faults=() if fault is None else (fault,), counts=counts)
+        return WorkloadUpdate(findings=tuple(findings), faults=self._worker.faults("listening_failed"), counts=counts)
 
     def close(self) -> None:
         """See WorkloadListener. A question in flight ends with its own time limit."""

@@ -39,8 +39,7 @@ class CollectiveListener:
             found, counts = tuple(self._pending), self._counts
             self._pending.clear()
         self._wake.set()
-        fault = self._worker.fault("listening_failed")
-        return WorkloadUpdate(collectives=found, faults=() if fault is None else (fault,), counts=counts)
+        return WorkloadUpdate(collectives=found, faults=self._worker.faults("listening_failed"), counts=counts)
 
     def close(self) -> None:
         """Stop the thread and close the files; gives up after 5 s if a file system hangs."""

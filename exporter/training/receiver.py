@@ -70,7 +70,7 @@ class LogFollower(Protocol):
         """Number of lines, files and errors by kind, since the daemon started."""
         ...
 
-    def fault(self) -> Fault | None:
+    def faults(self) -> tuple[Fault, ...]:
         """Return a fault if following has failed since the last call."""
         ...
 
@@ -120,8 +120,8 @@ class ReportReceiver:
             self._followers.close()
 
     def _listener_faults(self) -> list[Fault]:
-        fault = None if self._followers is None else self._followers.fault()
-        return [*self._socket_faults(), *([] if fault is None else [fault])]
+        followers = () if self._followers is None else self._followers.faults()
+        return [*self._socket_faults(), *followers]
 
     def _socket_faults(self) -> list[Fault]:
         failures, self._failures = self._failures, sum(listener.failures for listener in self._listeners)

@@ -53,8 +53,8 @@ class FakeFollower:
         found, self.found = tuple(self.found), []
         return found
 
-    def fault(self) -> Fault | None:
-        return None
+    def faults(self) -> tuple[Fault, ...]:
+        return ()
 
     def counts(self) -> Mapping[str, int]:
         return {"line_unknown": 2}

@@ -298,9 +298,9 @@ class LoopThread:
         """Start the thread."""
         self._worker.start()
 
-    def fault(self) -> Fault | None:
+    def faults(self) -> tuple[Fault, ...]:
         """Return a fault if the coroutine has failed since the last call."""
-        return self._worker.fault("scheduler_failed")
+        return self._worker.faults("scheduler_failed")
 
     def call(self, function: Callable[..., object], *arguments: object) -> None:
         """Call the function on the loop, if the thread is running; callable from any thread."""

@@ -463,7 +463,7 @@ class KubernetesScheduler:
             at=state.at,
             condition=state.condition,
             members=self._members.of_readings(readings) if state.jobs else {},
-            faults=(*state.faults, *self._refused(), *self._thread_faults()),
+            faults=(*state.faults, *self._refused(), *self._watcher.thread.faults()),
             unanswered_since=state.unanswered_since,
         )
 
@@ -487,10 +487,6 @@ class KubernetesScheduler:
     def _job_of(self, process: ProcessInfo) -> str:
         jobs = self._state.jobs if self._state is not None else {}
         return next((jobs[uid] for uid in _pod_uids(process.cgroup) if uid in jobs), "")
-
-    def _thread_faults(self) -> tuple[Fault, ...]:
-        fault = self._watcher.thread.fault()
-        return () if fault is None else (fault,)
 
     def _resolve_gpus(self, state: KubernetesState, devices: tuple[Device, ...]) -> bool:
         """Resolve the pods' GPUs if the state or the devices have changed; return whether they have."""

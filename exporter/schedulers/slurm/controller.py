@@ -135,9 +135,8 @@ class ControllerQueries:
         """Return and clear the results so far."""
         with self._changed:
             updates, self._updates = self._updates, Updates()
-            fault = None if self._worker is None else self._worker.fault("scheduler_failed")
-            if fault is not None:
-                updates.faults.append(fault)
+            if self._worker is not None:
+                updates.faults += self._worker.faults("scheduler_failed")
             if self._silence_message:
                 updates.faults.append(Fault("controller_silent", self._silence_message))
             return updates

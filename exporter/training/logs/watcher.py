@@ -475,9 +475,9 @@ class LogFollowerThread:
         self._wake.set()
         return found
 
-    def fault(self) -> Fault | None:
+    def faults(self) -> tuple[Fault, ...]:
         """Return a fault if the thread has failed since the last call."""
-        return self._worker.fault("reports_failed")
+        return self._worker.faults("reports_failed")
 
     def counts(self) -> Mapping[str, int]:
         """Totals since the daemon started, by kind: see COUNTS."""
