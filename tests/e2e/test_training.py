@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +20,7 @@ import pytest
 from exporter.training import client
 from tests.e2e.running import Daemon, Page, daemon, wait_for
 from tests.nvml_stub.build import build
-from tests.training.frameworks.running import HERE, PYTHON, missing
+from tests.training.frameworks.running import HERE, PYTHON, bounds, missing
 
 pytestmark = pytest.mark.e2e
 CRASHED = 17
@@ -140,14 +141,23 @@ def counts(page: Page, heard: dict[str, Any], second: dict[str, Any]) -> None:
     assert told(page, "step") == 60
 
 
+def spent(first: dict[str, Any], second: dict[str, Any], which: int) -> dict[str, float]:
+    """Seconds of both runs by phase: `which` of their least and most."""
+    total: defaultdict[str, float] = defaultdict(float)
+    for run in (first, second):
+        for name, seconds in bounds(run).items():
+            total[name] += seconds[which]
+    return total
+
+
 def phases(page: Page, first: dict[str, Any], second: dict[str, Any]) -> None:
     """The loop's stopwatches; a crash takes one interval, and messages come between two steps."""
-    spent = {name: first["seconds"].get(name, 0.0) + second["seconds"].get(name, 0.0) for name in first["seconds"]}
-    spent["restore"] = second["seconds"]["restore"]
+    least, most = spent(first, second, 0), spent(first, second, 1)
     for name in ("data", "checkpoint", "restore", "evaluation", "startup"):
-        assert told(page, "run_seconds_total", phase=name) == pytest.approx(spent[name], rel=0.1, abs=0.3), name
+        seconds = told(page, "run_seconds_total", phase=name)
+        assert 0.9 * least[name] - 0.3 < seconds < 1.1 * most[name] + 0.3, name
     steps = told(page, "run_seconds_total", phase="compute") + told(page, "run_seconds_total", phase="rework")
-    assert steps == pytest.approx(spent["compute"], rel=0.1, abs=2 * EVERY)
+    assert 0.9 * least["compute"] - 2 * EVERY < steps < 1.1 * most["compute"] + 2 * EVERY
     done = [each["at"] for each in first["history"]]
     caught_up = next(each["at"] for each in second["history"] if each["step"] > len(done))
     assert told(page, "recovery_seconds_total") == pytest.approx(caught_up - done[-1], abs=4 * EVERY)
@@ -164,12 +174,12 @@ def ledger(page: Page, first: dict[str, Any], second: dict[str, Any], paid: floa
     quarter goes, and padding. The stand-in works on while nothing is trained: while it saves, restores, or has ended
     and its next report is not late yet, that is held against the job, while it starts or evaluates it is not.
     """
-    spent = {name: first["seconds"].get(name, 0.0) + second["seconds"].get(name, 0.0) for name in second["seconds"]}
+    least, most = spent(first, second, 0), spent(first, second, 1)
     for leak, phase in (("data_stall", "data"), ("checkpoint", "checkpoint")):
-        assert booked(page, leak) == pytest.approx(spent[phase], rel=0.15, abs=0.5), leak
+        assert 0.85 * least[phase] - 0.5 < booked(page, leak) < 1.15 * most[phase] + 0.5, leak
     # What its new process waits before its first reported step is recovery, too: two seconds at least before a report.
-    restored = second["seconds"]["restore"]
-    assert restored - 0.4 < booked(page, "failure_recovery") < restored + second["seconds"].get("startup", 0.0) + 5.0
+    longest = most["restore"] + bounds(second)["startup"][1]
+    assert least["restore"] - 0.4 < booked(page, "failure_recovery") < longest + 5.0
     tensor = [booked(page, name) for name in ("useful", "rework", "recomputation", "padding")]
     assert sum(tensor) == pytest.approx(TENSOR * paid, rel=0.05)
     made = [each["flops"] for each in (first, second)]
@@ -177,9 +187,9 @@ def ledger(page: Page, first: dict[str, Any], second: dict[str, Any], paid: floa
     again = told(page, "rework_steps_total") / second["steps"]
     real = 1 - second["padding"] / second["tokens"]
     assert tensor[1] == pytest.approx(again * second["flops"] * real / PEAK, rel=0.2)
-    least = TENSOR * (spent["compute"] + spent["data"]) - sum(made) * real / PEAK
-    beside = spent["checkpoint"] + spent["restore"] + 2 * LATE
-    assert 0.9 * least < tensor[2] + tensor[3] < 1.1 * (least + TENSOR * beside)
+    fewest = TENSOR * (least["compute"] + least["data"]) - sum(made) * real / PEAK
+    beside = sum(most[phase] for phase in ("compute", "data", "checkpoint", "restore")) + 2 * LATE
+    assert 0.9 * fewest < tensor[2] + tensor[3] < 1.1 * (TENSOR * beside - sum(made) * real / PEAK)
 
 
 def test_a_loop_that_says_nothing_is_served_by_counters_alone(node: Node) -> None:

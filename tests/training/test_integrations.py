@@ -11,6 +11,8 @@ from tests.training.frameworks.running import missing, run
 from tests.training.recorder import Recorder, summed
 
 pytestmark = pytest.mark.e2e
+ROUNDING = 0.002
+"""Seconds: messages count whole milliseconds."""
 
 
 def _run(script: str, folder: Path, *arguments: object) -> tuple[dict[str, Any], list[Message]]:
@@ -20,6 +22,12 @@ def _run(script: str, folder: Path, *arguments: object) -> tuple[dict[str, Any],
         said = recorder.all()
         assert not recorder.refused
     return json.loads((folder / "truth.json").read_text()), said
+
+
+def _between_two_stopwatches(told: dict[str, Any], truth: dict[str, Any]) -> None:
+    """One within each phase, one around it, so that it does not matter where a busy machine suspends the process."""
+    for name in ("evaluation", "checkpoint"):
+        assert truth[name] - ROUNDING <= told["phases"][name] <= truth[f"{name} at most"] + ROUNDING, name
 
 
 @pytest.fixture
@@ -38,10 +46,9 @@ def test_a_trainer_of_hugging_face(tmp_path: Path) -> None:
         "the first two ended before the first log"
     )
     assert (told["checkpoints"], told["restarts"]) == (truth["checkpoints"], 0)
-    assert told["phases"]["evaluation"] == pytest.approx(truth["evaluation"], rel=0.1, abs=0.02)
-    assert told["phases"]["checkpoint"] == pytest.approx(truth["checkpoint"], rel=0.1, abs=0.05)
+    _between_two_stopwatches(told, truth)
     assert told["phases"]["data"] >= 12 * 4 * 0.005, "older Trainers say nothing before the second batch of a step"
-    assert told["seconds"] - told["phases"]["startup"] == pytest.approx(truth["wall"], abs=1.0)
+    assert truth["trained"] <= told["seconds"] - told["phases"]["startup"] <= truth["wall"] + ROUNDING
     assert {each.gpus for each in said} == {each.world_size for each in said} == {1}
     assert {each.phase for each in said} == {"startup", "evaluation", "checkpoint", ""}
     assert [each.loss for each in said if each.loss is not None][-1] == pytest.approx(truth["losses"][-1])
@@ -69,8 +76,7 @@ def test_a_trainer_of_lightning(name: str, tmp_path: Path) -> None:
     assert (told["step"], told["steps"], truth["step"]) == (15, 15, 15)
     assert told["tokens"] == 15 * 2 * 4 * 16
     assert (told["checkpoints"], truth["checkpoints"], told["restarts"]) == (3, 3, 0)
-    assert told["phases"]["evaluation"] == pytest.approx(truth["evaluation"], rel=0.1, abs=0.02)
-    assert 3 * 0.05 <= told["phases"]["checkpoint"] < 3 * 0.05 + 1.0
+    _between_two_stopwatches(told, truth)
     assert told["phases"]["data"] >= 30 * 4 * 0.005
     assert told["phases"]["compute"] >= 30 * 0.01
     assert {each.phase for each in said} == {"startup", "evaluation", "checkpoint", ""}

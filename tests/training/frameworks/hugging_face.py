@@ -35,20 +35,36 @@ class Slow(torch.utils.data.Dataset):  # type: ignore[misc]
 
 
 class Watched(Trainer):  # type: ignore[misc]
-    """The Trainer with a stopwatch."""
+    """The Trainer with stopwatches: one within each evaluation and checkpoint, one between two batches around both."""
 
     def __init__(self, **options: Any) -> None:
         self.took = Counter[str]()
+        self._between: set[str] = set()
+        self._began = self._ended = 0.0
         super().__init__(**options)
 
-    def evaluate(self, *args: Any, **named: Any) -> Any:
-        return self._watched("evaluation", super().evaluate, *args, **named)
+    def training_step(self, *args: Any, **named: Any) -> Any:
+        self.between_ends()
+        self._began = self._began or time.perf_counter()
+        answer = super().training_step(*args, **named)
+        self._ended = time.perf_counter()
+        self.took["trained"] = self._ended - self._began  # type: ignore[assignment]
+        return answer
+
+    def between_ends(self) -> None:
+        for name in self._between:
+            self.took[f"{name} at most"] += time.perf_counter() - self._ended  # type: ignore[assignment]
+        self._between.clear()
+
+    def evaluation_loop(self, *args: Any, **named: Any) -> Any:
+        return self._watched("evaluation", super().evaluation_loop, *args, **named)
 
     def _save_checkpoint(self, *args: Any, **named: Any) -> Any:
         self.took["checkpoints"] += 1
         return self._watched("checkpoint", super()._save_checkpoint, *args, **named)
 
     def _watched(self, name: str, call: Any, *args: Any, **named: Any) -> Any:
+        self._between.add(name)
         began = time.perf_counter()
         answer = call(*args, **named)
         self.took[name] += time.perf_counter() - began  # type: ignore[assignment]
@@ -67,6 +83,7 @@ def main(folder: Path, steps: int, resume: bool) -> None:
     trainer = Watched(model=model, args=arguments, train_dataset=Slow(400), eval_dataset=Slow(8), callbacks=[callback])
     began = time.perf_counter()
     trainer.train(resume_from_checkpoint=resume or None)
+    trainer.between_ends()
     truth = {
         "wall": time.perf_counter() - began,
         "step": trainer.state.global_step,

@@ -7,8 +7,11 @@ import os
 import shutil
 import subprocess
 import sysconfig
+from collections import defaultdict
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from exporter.training import client
 
@@ -44,3 +47,17 @@ def run(script: str, folder: Path, *arguments: object, socket: str, check: int =
     )  # fmt: skip
     assert done.returncode == check, f"{done.stdout[-2000:]}\n{done.stderr[-3000:]}"
     return done.stdout + done.stderr
+
+
+def bounds(truth: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
+    """Least and most seconds of each phase, and of `all`, by the two stopwatches of transformer.py.
+
+    The time in no other phase is compute. A run that crashed ended when it last wrote its file.
+    """
+    least, most = defaultdict(float, truth["least"]), defaultdict(float, truth["most"])
+    least["startup"] = truth["started"] - truth["created"] - most["restore"]
+    most["startup"] = truth["loaded"] - truth["began"] - least["restore"]
+    shortest = truth.get("ended", truth["until"]) - truth["created"]
+    longest = truth.get("closed", truth["until"]) - truth["began"]
+    rest = shortest - sum(most.values()), longest - sum(least.values())
+    return {name: (least[name], most[name]) for name in most} | {"compute": rest, "all": (shortest, longest)}

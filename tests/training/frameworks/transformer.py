@@ -1,8 +1,8 @@
 """A small transformer trained on the CPU, with a crash: it reports, and writes its own counts and times to a file.
 
 Needs `client.py` in the same folder. Runs until it crashes, and again to resume from its checkpoint (`--help` lists
-the options). Writes expected values to truth-START.json, from its own counts and stopwatches around each part, never
-from the client. The file is written after each step, so that it survives a crash.
+the options). Writes expected values to truth-START.json, from its own counts and stopwatches outside and inside each
+part, never from the client. The file is written after each step, so that it survives a crash.
 """
 
 import argparse
@@ -11,7 +11,7 @@ import os
 import time
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,43 +22,57 @@ from torch.utils.checkpoint import checkpoint as recomputed  # type: ignore[impo
 
 HEADS = 4
 VOCABULARY = 512
+COUNTS = ("steps", "repeated", "tokens", "padding", "flops", "hardware_flops", "checkpoints")
 
 
 class Truth:
-    """Stopwatches and counts; the seconds of a part exclude nested parts."""
+    """Stopwatches and counts.
+
+    Each part has two stopwatches, one begun before the client's and one after it: what the client reports lies between
+    them even where a busy machine suspends this process in the midst of its calls.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._mark = time.monotonic()
-        self._open = ["startup"]
-        self.said: dict[str, Any] = {"began": self._mark, "seconds": defaultdict(float), "history": []}
-        self.said.update(steps=0, repeated=0, tokens=0, padding=0, flops=0.0, hardware_flops=0.0, checkpoints=0)
+        self.most: dict[str, float] = defaultdict(float)
+        self.least: dict[str, float] = defaultdict(float)
+        self.said: dict[str, Any] = {"began": time.monotonic(), "least": self.least, "most": self.most, "history": []}
+        self.said.update(dict.fromkeys(COUNTS, 0))
 
     @contextmanager
-    def part(self, name: str) -> Iterator[None]:
-        self._turn()
-        self._open.append(name)
-        try:
+    def outside(self, name: str) -> Iterator[None]:
+        """Around the client's stopwatch."""
+        with _timed(self.most, name):
             yield
-        finally:
-            self._turn()
-            self._open.pop()
 
-    def begin(self) -> None:
-        """End the startup."""
-        self._turn()
-        self._open[0] = "compute"
+    @contextmanager
+    def inside(self, name: str) -> Iterator[None]:
+        """Within the client's stopwatch."""
+        with _timed(self.least, name):
+            yield
+
+    @contextmanager
+    def part(self, name: str, reported: AbstractContextManager[object]) -> Iterator[None]:
+        with self.outside(name), reported, self.inside(name):
+            yield
+
+    def mark(self, moment: str) -> None:
+        """Note when something happened, the first time that it does."""
+        self.said.setdefault(moment, time.monotonic())
 
     def write(self) -> None:
-        """Write all counts to disk, including the time until now."""
-        self._turn()
-        self.said["until"] = self._mark
+        """Write all counts to disk, and the time."""
+        self.said["until"] = time.monotonic()
         self._path.write_text(json.dumps(self.said))
 
-    def _turn(self) -> None:
-        now = time.monotonic()
-        self.said["seconds"][self._open[-1]] += now - self._mark
-        self._mark = now
+
+@contextmanager
+def _timed(seconds: dict[str, float], name: str) -> Iterator[None]:
+    began = time.monotonic()
+    try:
+        yield
+    finally:
+        seconds[name] += time.monotonic() - began
 
 
 class Block(nn.Module):  # type: ignore[misc]
@@ -100,12 +114,28 @@ class Model(nn.Module):  # type: ignore[misc]
 def batches(args: argparse.Namespace, start: int) -> Iterator[tuple[Any, int]]:
     """Batches of sequences of different length, padded with zeros; slow, and identical after every start."""
     for step in range(start, args.steps):
-        source = torch.Generator().manual_seed(step)
-        time.sleep(args.load_seconds)
-        tokens = torch.randint(1, VOCABULARY, [args.batch, args.length], generator=source)
-        lengths = torch.randint(args.length // 2, args.length + 1, [args.batch], generator=source)
-        tokens[torch.arange(args.length)[None] >= lengths[:, None]] = 0
-        yield tokens, int(args.batch * args.length - lengths.sum())
+        yield _batch(args, step)
+
+
+def _batch(args: argparse.Namespace, step: int) -> tuple[Any, int]:
+    source = torch.Generator().manual_seed(step)
+    time.sleep(args.load_seconds)
+    tokens = torch.randint(1, VOCABULARY, [args.batch, args.length], generator=source)
+    lengths = torch.randint(args.length // 2, args.length + 1, [args.batch], generator=source)
+    tokens[torch.arange(args.length)[None] >= lengths[:, None]] = 0
+    return tokens, int(args.batch * args.length - lengths.sum())
+
+
+def _watched(args: argparse.Namespace, start: int, truth: Truth) -> Iterator[tuple[Any, int]]:
+    """The batches of the training, with the stopwatch that runs within the client's."""
+    truth.mark("loaded")
+    items = batches(args, start)
+    while True:
+        with truth.inside("data"):
+            item = next(items, None)
+        if item is None:
+            return
+        yield item
 
 
 def loss_of(model: Model, tokens: Any) -> Any:
@@ -132,15 +162,15 @@ def main() -> None:
         run=args.run, model={"parameters": parameters, **shape}, recompute="full", every=args.every,
         world_size=args.gpus, gpus=args.gpus,
     )  # fmt: skip
+    truth.mark("created")
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    with truth.part("startup"):
-        time.sleep(args.startup_seconds)
+    time.sleep(args.startup_seconds)
     start = _restore(args, truth, reporter, model=model, optimizer=optimizer)
     step = start
-    items = iter(reporter.iterate(batches(args, start)))
-    truth.begin()
+    items = iter(reporter.iterate(_watched(args, start, truth)))
+    truth.mark("started")
     while True:
-        with truth.part("data"):
+        with truth.outside("data"):
             item = next(items, None)
         if item is None:
             break
@@ -157,7 +187,9 @@ def main() -> None:
         truth.write()
         if step == args.crash and not start:
             os._exit(17)  # nothing is flushed, closed or reported
+    truth.mark("ended")
     reporter.close()
+    truth.mark("closed")
     truth.said.update(dropped=reporter.dropped, refusal=reporter.refusal, error=reporter.error)
     truth.write()
 
@@ -165,11 +197,11 @@ def main() -> None:
 def _between(args: argparse.Namespace, truth: Truth, reporter: Any, *, step: int, model: Model, optimizer: Any) -> None:
     """Checkpoint and evaluate at their intervals."""
     if step % args.evaluate_every == 0:
-        with truth.part("evaluation"), reporter.evaluation(), torch.no_grad():
+        with truth.part("evaluation", reporter.evaluation()), torch.no_grad():
             losses = [float(loss_of(model, tokens)) for tokens, _ in batches(_some(args), args.steps)]
         reporter.quality("evaluation loss", sum(losses) / len(losses), args.target, falls=True)
     if step % args.save_every == 0:
-        with truth.part("checkpoint"), reporter.checkpoint():
+        with truth.part("checkpoint", reporter.checkpoint()):
             draft = args.folder / "draft.pt"
             torch.save({"step": step, "model": model.state_dict(), "optimizer": optimizer.state_dict()}, draft)
             time.sleep(args.save_seconds)
@@ -186,7 +218,7 @@ def _restore(args: argparse.Namespace, truth: Truth, reporter: Any, *, model: Mo
     saved = args.folder / "checkpoint.pt"
     if not saved.exists():
         return 0
-    with truth.part("restore"), reporter.phase("restore"):
+    with truth.part("restore", reporter.phase("restore")):
         state = torch.load(saved)
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
@@ -209,7 +241,7 @@ def _count(args: argparse.Namespace, truth: Truth, step: int, *, padding: int, p
     truth.said["padding"] += padding
     truth.said["flops"] += flops_of(args, parameters)
     truth.said["hardware_flops"] += flops_of(args, parameters) * 4 / 3
-    so_far = {name: each for name, each in truth.said.items() if name not in ("history", "seconds", "began", "until")}
+    so_far = {name: truth.said[name] for name in COUNTS}
     truth.said["history"].append({"step": step, "at": time.monotonic(), **so_far})
 
 
