@@ -133,7 +133,7 @@ def _note(loss: Loss, side: Side) -> Panel:
 
 def _lines(loss: Loss, side: Side) -> Iterator[str]:
     low, high = loss.expected.low, loss.expected.high
-    yield f"**Who acts** {loss.team}"
+    yield f"**Role that acts** {loss.team}"
     yield f"**Do first** {loss.fix}"
     yield f"**Watch** {loss.watch}"
     yield f"**Seen by** {', '.join(loss.evidence)}: {loss.needs}"

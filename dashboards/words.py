@@ -1,43 +1,31 @@
 """What dashboards have in common to the eye: the colour of each leak, layer and state, bands, and units.
 
-Owns every colour. Layers, states and judgements wear those of Okabe and Ito ("Color Universal Design", 2008), which
-people with any colour vision tell apart; leaks wear shades of their layer's. What is not known is grey, never the
-colour of what is good. Refuses queries.
+Owns the colours of judgements, phases and single curves. Those of layers and states are the table that the daemon's
+page, reports and `top` use, too (`exporter.colours`); leaks have theirs in the ledger's table. Refuses queries.
 """
 
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from exporter import colours
 from exporter.core.leaks import LEAKS as ROWS
 from exporter.web.page import LEAK_COLOURS
 
-GOOD, EXPECTED, WATCH, BAD = "#009E73", "#56B4E9", "#E69F00", "#D55E00"
-UNKNOWN, QUIET = "#8C96A3", "#5F6772"
+LAYERS, STATES, QUIET = colours.LAYERS, colours.STATES, colours.UNKNOWN
+GOOD, EXPECTED, WATCH, BAD = LAYERS["useful"], LAYERS["emfu"], STATES["unallocated"], LAYERS["gau"]
+UNKNOWN = "#8C96A3"
 """Not known; and lines that are only there to compare with."""
 
 EIGHT = ("#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7", "#D0D5DB")
 """For what has a number and no meaning: the GPUs of a node."""
 
-LEAKS: Mapping[str, str] = MappingProxyType(LEAK_COLOURS | {"unresolved": "#B9C0C8", "unobserved": QUIET})
+LEAKS: Mapping[str, str] = MappingProxyType(
+    LEAK_COLOURS | {name: LAYERS[name] for name in ("unresolved", "unobserved")}
+)
 """As the daemon's page has them: allocation losses warm, compute-time losses purple, model-FLOPs losses blue."""
 
 LEAK_NAMES: Mapping[str, str] = MappingProxyType({name: name.replace("_", " ") for name in LEAKS})
 """How a reader sees a leak's label."""
-
-LAYERS: Mapping[str, str] = MappingProxyType({
-    "gau": BAD, "ectr": "#CC79A7", "emfu": EXPECTED, "useful": GOOD, "unresolved": "#B9C0C8", "unobserved": QUIET,
-})  # fmt: skip
-
-STATES: Mapping[str, str] = MappingProxyType({
-    "active": GOOD,
-    "stalled": "#CC79A7",
-    "hung": "#86319E",
-    "zombie": BAD,
-    "unowned": "#F0E442",
-    "unallocated": WATCH,
-    "unavailable": "#AF2C1F",
-    "unobserved": QUIET,
-})  # fmt: skip
 
 SEVERITIES: Mapping[str, str] = MappingProxyType({"page": BAD, "ticket": WATCH, "info": EXPECTED})
 
@@ -66,45 +54,20 @@ BANDS: Mapping[str, tuple[float, float]] = MappingProxyType({
 })  # fmt: skip
 """Where most fleets lie, after the documents this project started from; the product's are those of its three."""
 
-_LIGHT_TEXT, _DARK_TEXT = "#F7F8FA", "#202226"
-"""What Grafana writes with on a coloured cell: light where the brightness of the colour is below half."""
-_BRIGHT = 128
-_READABLE = 4.5
-"""Contrast that WCAG 2.2 asks of text (level AA)."""
-
-
-def contrast(one: str, other: str) -> float:
-    """Contrast of two colours, 1 to 21 (WCAG 2.2)."""
-    dark, light = sorted((_luminance(one), _luminance(other)))
-    return (light + 0.05) / (dark + 0.05)
-
-
-def _parts(colour: str) -> tuple[int, int, int]:
-    red, green, blue = (int(colour[at : at + 2], 16) for at in (1, 3, 5))
-    return red, green, blue
-
-
-def _luminance(colour: str) -> float:
-    shares = (part / 255 for part in _parts(colour))
-    red, green, blue = (share / 12.92 if share <= 0.04045 else ((share + 0.055) / 1.055) ** 2.4 for share in shares)  # noqa: PLR2004 - the formula of sRGB
-    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+_LIGHT_TEXT, _DARK_TEXT, _BRIGHT = "#F7F8FA", "#202226", 180
+"""What Grafana 11.6 to 12.4 write with on a coloured cell: light up to that brightness (@grafana/ui, utils/colors)."""
 
 
 def text_on(colour: str) -> str:
     """The colour of the text that Grafana writes on it."""
-    red, green, blue = _parts(colour)
-    return _LIGHT_TEXT if 0.299 * red + 0.587 * green + 0.114 * blue < _BRIGHT else _DARK_TEXT
+    red, green, blue = colours.channels(colour)
+    return _DARK_TEXT if 0.299 * red + 0.587 * green + 0.114 * blue > _BRIGHT else _LIGHT_TEXT
 
 
 def under_text(colour: str) -> str:
-    """The shade of it on which text can be read: as it is, or a little darker or lighter."""
-    text, found, parts = text_on(colour), colour, _parts(colour)
-    for percent in range(99, 0, -1):
-        if contrast(found, text) >= _READABLE:
-            break
-        away = 0 if text == _LIGHT_TEXT else 255
-        found = "#" + "".join(f"{round(away + (part - away) * percent / 100):02X}" for part in parts)
-    return found
+    """The nearest shade of it on which Grafana's text can be read: as it is, or a little darker or lighter."""
+    shades = (colours.mixed(colour, end, percent) for percent in range(101) for end in (colours.WHITE, colours.BLACK))
+    return next(found for found in shades if colours.contrast(found, text_on(found)) >= colours.TEXT_CONTRAST)
 
 
 _ENDINGS = (

@@ -10,6 +10,7 @@ from dashboards.series import (
     TO_NODE,
     a_month,
     at,
+    hours,
     in_words,
     of_layers,
     over,
@@ -31,6 +32,7 @@ _HUNG, _ZOMBIE = 'state="hung"', 'state="zombie"'
 _IN_TROUBLE = 'state=~"hung|zombie"'
 _TROUBLE = f"({at('job_state:gpu_efficiency_gpus', _IN_TROUBLE)} > 0)"
 _WHOSE = f"* on (cluster, job_id) group_left (name, user, team) {at('job:gpu_efficiency_info')}"
+_THE_TEAM = to("chargeback", "The team's board", team=CLICKED)
 _NO_SCRAPE = "nothing seen yet"
 
 
@@ -57,25 +59,33 @@ def _factor(which: str, title: str, name: str, *, shows: str, do: str) -> Panel:
     )
 
 
-_LEAK = Column(of="leak", title="Leak", words=words.LEAKS, texts=words.LEAK_NAMES, width=190)
-_TEAM = Column(of="team", title="Who acts", texts=words.TEAMS, width=90)
+_LEAK = Column(of="leak", title="Leak", words=words.LEAKS, texts=words.LEAK_NAMES, width=185)
+_ROLE = Column(of="role", title="Role that acts", texts=words.TEAMS, width=105)
 _FIX = Column(of="fix", title="Do first", texts=words.FIXES, wrap=True)
 _BIGGEST = f"topk(3, {a_month(_LEAK_COST, _LOSSES, by='leak, currency')})"
+_BY_TEAM = hours("owner_leak:gpu_efficiency_cost:per_hour", _LOSSES, by="leak, currency, team")
+_BY_NOBODY = hours("cluster_leak:gpu_efficiency_cost_unheld:per_hour", _LOSSES, by="leak, currency")
+_MOSTLY = (
+    f'topk by (leak, currency) (1, label_replace({_BY_TEAM}, "team", "jobs without a team", "team", "")'
+    f' or label_replace({_BY_NOBODY}, "team", "nobody: free GPUs", "", "")) and on (leak, currency) {_BIGGEST}'
+)
+"""The team whose jobs a leak takes most from, unless it takes more from GPUs that nobody holds."""
 
 _ANSWER = Row(
     "What we get for what we pay",
     (
         Panel(
-            title="Useful share of what was paid",
+            title="Useful share of the GPU time seen",
             kind=Figure(steps=band("product"), named=True),
             shows="GAU x ECTR x eMFU over the time shown: the share of the GPU time that advanced a model, in terms of"
-            " the hardware's dense peak. Where no job reports, it is the hardware's upper bound.",
+            " the hardware's dense peak. Where no job reports, it is the hardware's upper bound. Coverage says how much"
+            " of what is paid was seen.",
             bad="below 14 %; most fleets lie at 20 to 25 %",
             do="look which of the three factors below is lowest, then give the biggest leak to its team",
-            queries=(Query(product("cluster"), legend="of the GPU time that was seen"),),
+            queries=(Query(product("cluster"), legend="GAU x ECTR x eMFU"),),
             unit="percentunit",
             decimals=1,
-            width=5,
+            width=4,
             height=6,
             empty=_NO_SCRAPE,
         ),
@@ -100,19 +110,21 @@ _ANSWER = Row(
             kind=Table(
                 (
                     _LEAK,
-                    Column(of="Value", title="A month", unit="short", decimals=1, width=90),
-                    Column(of="currency", title="In", width=60),
-                    _TEAM,
+                    Column(of="A", title="A month", unit="short", decimals=1, width=85),
+                    Column(of="currency", title="In", width=50),
+                    Column(of="team", title="Mostly of team", link=_THE_TEAM, width=140),
+                    _ROLE,
                     _FIX,
                 ),
-                sort="Value",
+                sort="A",
             ),
-            shows="The three leaks that cost most a month (730 h) at the mean rate of the time shown, which team"
-            " usually acts, and what it does first.",
+            shows="The three leaks that cost most a month (730 h) at the mean rate of the time shown, the team from"
+            " whose jobs each takes most, which role can usually act on it (where the team cannot: platform), and what"
+            " to do first.",
             bad="one that costs more than what is useful",
-            do="give the first row to its team",
-            queries=(Query(in_words("fix", in_words("team", _BIGGEST))),),
-            width=15,
+            do="give the first row to the team it is mostly of; with free GPUs to the role that acts",
+            queries=(Query(in_words("fix", in_words("role", _BIGGEST))), Query(_MOSTLY)),
+            width=16,
             height=6,
             empty="no price seen: the table below has the hours",
         ),
@@ -209,10 +221,11 @@ _ANSWER = Row(
             kind=Table(
                 (
                     Column(of="state", title="State", words=words.STATES, width=85),
-                    Column(of="user", title="User", width=110),
-                    Column(of="team", title="Team", link=to("chargeback", "The team's board", team=CLICKED), width=120),
+                    Column(of="user", title="Owner", width=110),
+                    Column(of="team", title="Owner's team", link=_THE_TEAM, width=120),
                     Column(of="name", title="Name of the jobs"),
                     Column(of="C", title="Jobs", unit="none", decimals=0, width=60),
+                    Column(of="job_id", title="Job, or the largest", link=TO_JOB, width=150),
                     Column(of="A", title="GPUs", unit="none", decimals=0, width=60),
                     Column(of="B", title="An hour", unit="short", decimals=2, bar=words.BAD, width=190),
                     Column(of="currency", title="In", width=60),
@@ -223,7 +236,8 @@ _ANSWER = Row(
             shows="Hung and zombie GPUs, together for the jobs of a user that have the same name: what they cost an"
             " hour, and for how long the first of them has been spinning, or without work.",
             bad="a row",
-            do="call the user; the board Zombies and deadlocks has each job and its runbook",
+            do="call the owner, and where nobody answers the platform team, which can cancel the jobs; the board"
+            " Zombies and deadlocks has each job and its runbook",
             queries=(
                 Query(f"sum by (state, user, team, name) ({_TROUBLE} {_WHOSE})"),
                 Query(
@@ -236,6 +250,7 @@ _ANSWER = Row(
                     f"max by (state, user, team, name) (({_TROUBLE} > bool 0) * on (cluster, job_id) group_left ()"
                     f" (time() - {IN_TROUBLE_SINCE}) {_WHOSE})"
                 ),
+                Query(f"topk by (state, user, team, name) (1, {_TROUBLE} {_WHOSE})"),
             ),
             unit="none",
             width=20,
@@ -265,19 +280,20 @@ _WATERFALL = Row(
                     Column(of="B", title="Cost of these", unit="short", decimals=2, width=110),
                     Column(of="C", title="A month", unit="short", decimals=1, width=90),
                     Column(of="currency", title="In", width=60),
-                    _TEAM,
+                    _ROLE,
                     _FIX,
                 ),
                 sort="A",
             ),
             shows="Where 100 paid GPU-hours went over the time shown; all rows together are 100. What these hours cost,"
-            " and what that is a month (730 h) at the mean rate; of a loss also which team usually acts, and what it"
+            " and what that is a month (730 h) at the mean rate; of a loss also which role usually acts, and what it"
             " does first. Warm: allocation losses (GAU); purple: compute-time losses (ECTR); blue: model-FLOPs losses"
             " (eMFU); green: useful; grey: not known.",
             bad="a loss above useful",
-            do="give the first loss to its team; its metric to watch is on the board Training leaks or Inference leaks",
+            do="give the first loss to who acts on it; its metric to watch is on the board Training leaks or Inference"
+            " leaks",
             queries=(
-                Query(in_words("fix", in_words("team", _share()))),
+                Query(in_words("fix", in_words("role", _share()))),
                 Query(
                     f"100 * sum by (leak, currency) ({over(_LEAK_COST)})"
                     f" / on () group_left () ({total(part('cluster', 'paid'))} > 0)"
@@ -437,7 +453,7 @@ _WORST = Row(
             title="Teams that lose most, an hour on average",
             kind=Table(
                 (
-                    Column(of="team", title="Team", link=to("chargeback", "The team's board", team=CLICKED)),
+                    Column(of="team", title="Team", link=_THE_TEAM),
                     Column(of="A", title="Lost an hour", unit="short", decimals=1, bar=words.WATCH, width=130),
                     Column(of="currency", title="In", width=85),
                     Column(of="B", title="Useful share", unit="percentunit", decimals=1, width=105),
@@ -456,7 +472,7 @@ _WORST = Row(
                 ),
             ),
             width=9,
-            height=11,
+            height=12,
             empty="no job has a team: see the configuration",
         ),
         Panel(
@@ -493,7 +509,7 @@ _WORST = Row(
                 ),
             ),
             width=15,
-            height=11,
+            height=12,
             empty="no job runs",
         ),
     ),

@@ -1,6 +1,6 @@
 """For who cares for machines: what a node got of what was paid, and what each of its GPUs does, loses and suffers."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from dashboards import words
 from dashboards.boards.fleet import band
@@ -16,6 +16,7 @@ from dashboards.series import (
     to,
 )
 from exporter.core.metrics import UNOBSERVED_REASONS
+from exporter.web.summary import STATE_SYMBOLS
 
 _CHOSEN_GPUS = 'gpu=~"$gpu"'
 _NOT_HEARD = "not reporting"
@@ -246,9 +247,14 @@ _ANSWER = Row(
 )
 
 
-def _numbered(name: str) -> Iterator[str]:
-    """A state's number is its place among words.STATES."""
-    for number, state in enumerate(_STATES, 1):
+_WRONG = ((None, words.QUIET), (1.0, words.BAD))
+_URGENT = {str(number): state for number, state in enumerate(STATE_SYMBOLS, 1)}
+_URGENT_COLOURS = {number: words.STATES[state] for number, state in _URGENT.items()}
+
+
+def _numbered(name: str, states: Iterable[str]) -> Iterator[str]:
+    """A state's number is its place among the states."""
+    for number, state in enumerate(states, 1):
         chosen = f'state="{state}"'
         yield f"{number} * {_gpus(name, chosen)}"
 
@@ -263,7 +269,7 @@ _NOW = Row(
             kind=Table(
                 (
                     Column(of="gpu", title="GPU", width=60),
-                    Column(of="state", title="State", words=words.STATES, width=100),
+                    Column(of="A", title="State", unit="none", texts=_URGENT, words=_URGENT_COLOURS, width=110),
                     Column(of="reason", title="Why", width=110),
                     Column(of="B", title="For", unit="s", decimals=1, width=90),
                     Column(of="job_id", title="Job", link=TO_JOB, width=150),
@@ -273,22 +279,24 @@ _NOW = Row(
                     Column(of="J", title="Of power limit", unit="percentunit", decimals=0, width=110),
                     Column(of="K", title="Heat", unit="celsius", decimals=0, width=70),
                     Column(of="L", title="Memory", unit="bytes", decimals=0, width=80),
-                    Column(of="M", title="Last Xid", unit="none", decimals=0, width=80, steps=((None, words.BAD),)),
+                    Column(of="M", title="Last Xid", unit="none", decimals=0, width=80, steps=_WRONG),
                     Column(of="F", title="GAU", unit="percentunit", decimals=1, width=75),
                     Column(of="G", title="ECTR", unit="percentunit", decimals=1, width=75),
                     Column(of="H", title="eMFU", unit="percentunit", decimals=1, width=75),
                     Column(of="board", title="Board or MIG profile"),
                 ),
-                sort="gpu",
+                sort="A",
                 rising=True,
             ),
-            shows="Each GPU: its state, why, and for how long; who holds it; what came of its time over the time shown;"
-            " power, heat and memory now; the last Xid. -: not known, or nobody has it. 0:1 is MIG instance 1 of"
-            " board 0; 0 is then what is left of that board.",
+            shows="Each GPU, those in trouble first: its state, why, since when; who holds it; what came of its time"
+            " over the time shown; power, heat and memory now; the last Xid. -: not known, or nobody has it. 0:1 is MIG"
+            " instance 1 of board 0; 0 is then what is left of that board.",
             bad="hung, zombie, unowned, unavailable; or a GPU that differs from its neighbours in the same job",
             do="click on the job; for a hang open Zombies and deadlocks; for an Xid see Errors below",
             queries=(
-                Query(_each("gpu_efficiency_state", "state", "reason")),
+                Query(
+                    f"max by (cluster, gpu, reason) ({' or '.join(_numbered('gpu_efficiency_state', STATE_SYMBOLS))})"
+                ),
                 Query(f"time() - {_each('gpu_efficiency_state_since_timestamp_seconds')}"),
                 Query(_BOARD),
                 Query(_each("gpu_efficiency_allocation_info", "job_id", "rank")),
@@ -319,7 +327,8 @@ _NOW = Row(
             do="compare the moment a stripe begins with the errors and clocks below",
             queries=(
                 Query(
-                    f"max by (cluster, gpu) ({' or '.join(_numbered('gpu_efficiency_state'))})", legend="GPU {{gpu}}"
+                    f"max by (cluster, gpu) ({' or '.join(_numbered('gpu_efficiency_state', _STATES))})",
+                    legend="GPU {{gpu}}",
                 ),
             ),
             unit="none",
@@ -511,7 +520,6 @@ _REMAP = {"0": "as built", "1": "waits for a reset", "2": "failed: replace"}
 _ACTIONS = {"0": "nothing", "1": "reset GPU", "2": "reboot node", "3": "drain peers", "4": "drain and reset"}
 _ECC = 'type="corrected"', 'type="uncorrected"'
 _BY_GPU = "cluster, gpu"
-_WRONG = ((None, words.QUIET), (1.0, words.BAD))
 _SHADES = (words.UNKNOWN, words.WATCH, words.LAYERS["ectr"], words.EXPECTED, words.BAD, words.QUIET)
 _REASONS = {reason: _SHADES[n % len(_SHADES)] for n, reason in enumerate(sorted({*UNOBSERVED_REASONS, "other"}))}
 """What nobody saw is never green."""

@@ -45,7 +45,9 @@ _IDLE_COST = "cluster:gpu_efficiency_cost_idle:per_hour"
 _LOOK = to("zombies", "Look for yourself, below", job_id=CLICKED)
 _TEAM = to("chargeback", "The team", team=CLICKED)
 _WORN = {
-    "hung": ((None, words.BAD),), "suspected": ((None, words.WATCH),), "zombie": ((None, words.BAD),),
+    "hung": ((None, words.QUIET), (1, words.BAD)),
+    "suspected": ((None, words.QUIET), (1, words.WATCH)),
+    "zombie": ((None, words.QUIET), (1, words.BAD)),
 }  # fmt: skip
 _ITS_BOARD = to("job", "The job's board", job_id="${__data.fields.job_id}")
 
@@ -86,10 +88,16 @@ _ALERTS = (
 _SINCE = f"time() - {IN_TROUBLE_SINCE}"
 """Seconds for which a job has been spinning, or without work."""
 _WORST = f"topk(1, {_COST} unless on (cluster, job_id) {_EXEMPT})"
-_CULPRIT = at("job_rank:gpu_efficiency_hang_culprit")
+_CULPRIT, _WITH_RANK = "job_rank:gpu_efficiency_hang_culprit", 'rank!=""'
+_BY_NCCL = f'label_replace({at("gpu_efficiency_job_hang_culprit")}, "node", "$1", "host", "(.*)")'
+_WHICH_RANK = (
+    f"topk by (cluster, job_id) (1, max by (cluster, job_id, node, gpu, rank) ({at(_CULPRIT, _WITH_RANK)}"
+    f" or on (cluster, job_id) {_BY_NCCL} or on (cluster, job_id) {at(_CULPRIT)}))"
+)
+"""The GPU that does not spin; where its rank is not known, what NCCL or PyTorch say of the rank that is waited for."""
 _DO_FIRST = {
     "JobDeadlocked": "py-spy dump on the culprit, then restart the job",
-    "GPUZombie": "ask the user, then cancel the job",
+    "GPUZombie": "ask the owner, then cancel the job",
 }
 
 
@@ -109,33 +117,34 @@ _FIGURES = (
         title="The worst now: call its owner",
         kind=Table(
             (
-                Column(of="job_id", title="Job", link=_LOOK, width=100),
-                Column(of="user", title="User", width=80),
-                Column(of="team", title="Team", link=_TEAM, width=100),
+                Column(of="job_id", title="Job", link=_LOOK, width=90),
+                Column(of="user", title="Owner", width=75),
+                Column(of="team", title="Owner's team", link=_TEAM, width=115),
                 Column(of="A", title="GPUs", unit="none", decimals=0, width=55),
-                Column(of="F", title="Since", unit="dateTimeAsIsoNoDateIfToday", width=160),
-                Column(of="C", title="For", unit="s", decimals=1, width=90),
-                Column(of="B", title="An hour", unit="short", decimals=2, width=75),
-                Column(of="D", title="So far", unit="short", decimals=2, width=75),
-                Column(of="currency", title="In", width=55),
-                Column(of="node", title="Culprit on", link=TO_NODE, width=120),
+                Column(of="F", title="Since", unit="dateTimeAsIsoNoDateIfToday", width=155),
+                Column(of="C", title="For", unit="s", decimals=1, width=80),
+                Column(of="B", title="An hour", unit="short", decimals=2, width=70),
+                Column(of="D", title="So far", unit="short", decimals=2, width=70),
+                Column(of="currency", title="In", width=50),
+                Column(of="node", title="Culprit on", link=TO_NODE, width=115),
                 Column(of="gpu", title="its GPU", width=65),
-                Column(of="rank", title="its rank", width=70),
+                Column(of="rank", title="its rank", width=65),
                 Column(of="do", title="Do first", texts=_DO_FIRST, wrap=True),
-                Column(of="runbook", title="Then", width=240),
+                Column(of="runbook", title="Runbook", width=235),
             )
         ),
         shows="The job whose hung, suspected and zombie GPUs cost most an hour: whose it is, how many GPUs, for how"
         " long (spinning, or without work), what that has cost until now, and in a hang the rank that does not spin"
         " itself. Exempt jobs are left out.",
         bad="a row",
-        do="call the user; follow the runbook; click on the job to see its signals below",
+        do="call the owner, and where nobody answers the platform team, which can cancel the job; follow the runbook;"
+        " click on the job to see its signals below",
         queries=(
             Query(_with_runbook()),
             Query(_WORST),
             Query(f"{_SINCE} and on (cluster, job_id) {_WORST}"),
             Query(f"{_WORST} * on (cluster, job_id) group_left () max by (cluster, job_id) ({_SINCE}) / 3600"),
-            Query(f"topk by (cluster, job_id) (1, {_CULPRIT}) and on (cluster, job_id) {_WORST}"),
+            Query(f"{_WHICH_RANK} and on (cluster, job_id) {_WORST}"),
             Query(f"1000 * ({IN_TROUBLE_SINCE} and on (cluster, job_id) {_WORST})"),
         ),
         unit="none",
@@ -163,26 +172,31 @@ _FIGURES = (
         ),
         unit="none",
         decimals=0,
-        width=9,
-        height=5,
+        width=24,
+        height=4,
         empty="no exporter heard",
     ),
     Panel(
-        title="An hour, suspected too",
+        title="Lost an hour, now",
         kind=Figure(steps=((None, words.BAD),), named=True),
         shows="Price of the GPUs that hang, are suspected to, or are zombies, at this moment. Exempt jobs are left"
         " out.",
         bad="any",
         do="call the owner of the dearest row below",
-        queries=(Query(f"sum by (currency) ({_COST} unless on (cluster, job_id) {_EXEMPT})", legend="{{currency}}"),),
+        queries=(
+            Query(
+                f"sum by (currency) ({_COST} unless on (cluster, job_id) {_EXEMPT})",
+                legend="hung, suspected and zombie, {{currency}}",
+            ),
+        ),
         decimals=2,
-        width=4,
-        height=5,
+        width=7,
+        height=4,
         empty="none seen",
         fills="deadlock",
     ),
     Panel(
-        title="Cost, time shown",
+        title="Lost over the time shown",
         kind=Figure(steps=((None, words.BAD),), named=True),
         shows="What hung GPUs have cost over the time shown, and GPUs that were held and did nothing (zombies, and"
         " servers nobody asked). Exempt jobs count here.",
@@ -193,8 +207,8 @@ _FIGURES = (
             Query(hours(_IDLE_COST, by="currency"), legend="held and idle, {{currency}}"),
         ),
         decimals=0,
-        width=5,
-        height=5,
+        width=7,
+        height=4,
         empty="none seen",
         fills="deadlock",
     ),
@@ -219,8 +233,8 @@ _FIGURES = (
         ),
         unit="s",
         decimals=1,
-        width=6,
-        height=5,
+        width=10,
+        height=4,
         empty="none found",
         fills="deadlock",
     ),
@@ -235,14 +249,14 @@ _CALL = Row(
             kind=Table(
                 (
                     Column(of="job_id", title="Job", link=_LOOK, width=105),
-                    Column(of="user", title="User", width=85),
-                    Column(of="team", title="Team", link=_TEAM, width=105),
+                    Column(of="user", title="Owner", width=85),
+                    Column(of="team", title="Owner's team", link=_TEAM, width=115),
                     Column(of="C", title="Hung", unit="none", decimals=0, width=60, steps=_WORN["hung"]),
                     Column(of="D", title="Suspected", unit="none", decimals=0, width=90, steps=_WORN["suspected"]),
                     Column(of="E", title="Zombie", unit="none", decimals=0, width=70, steps=_WORN["zombie"]),
                     Column(of="H", title="For", unit="s", decimals=1, width=95),
                     Column(of="B", title="An hour", unit="short", decimals=2, width=115, bar=words.BAD),
-                    Column(of="currency", title="Currency", width=85),
+                    Column(of="currency", title="In", width=60),
                     Column(of="I", title="Last useful work", unit="s", decimals=1, width=135),
                     Column(of="F", title="No process", unit="none", decimals=0, width=90),
                     Column(of="G", title="Of GPUs", unit="none", decimals=0, width=75),
@@ -258,7 +272,7 @@ _CALL = Row(
             " GPUs, for how long (spinning, or without work), how long ago any of its GPUs worked last, and what"
             " these GPUs cost an hour. Exempt: the operator has decided that it may.",
             bad="a row without an exemption",
-            do="call the user, dearest first; click on the job's number to look at its signals below, on its name for"
+            do="call the owner, dearest first; click on the job's number to look at its signals below, on its name for"
             " its own board",
             queries=(
                 Query(f"{_TROUBLE} * on (cluster, job_id) group_left (name, user, team, account) {_INFO}"),
@@ -274,7 +288,7 @@ _CALL = Row(
             ),
             unit="none",
             width=24,
-            height=10,
+            height=11,
             empty="of what is seen no job hangs, and none is a zombie",
             fills="deadlock",
         ),
@@ -341,7 +355,7 @@ _RANKS = Row(
             " for a job: all its ranks spin, think of the network.",
             bad="any row",
             do="dump the stacks of that rank (py-spy dump, or gdb), read its node's dmesg, restart from the checkpoint",
-            queries=(Query(at("job_rank:gpu_efficiency_hang_culprit")),),
+            queries=(Query(at(_CULPRIT)),),
             unit="none",
             width=7,
             height=8,
@@ -514,14 +528,17 @@ _SIGNS = {
     "power_flat": "Power flat",
     "temperature_falling": "Cools",
 }
-_AGREES = {"1": "yes", "0": "no"}
-_FOR_A_HANG = {"1": words.STATES["hung"], "0": words.GOOD}
+_AGREES = {"1": "yes", "0": "no", "2": "no spin"}
+_FOR_A_HANG = {"1": words.STATES["hung"], "0": words.GOOD, "2": words.WATCH}
+_WAITED_FOR, _STANDS_OUT = {"culprit": "culprit: waited for"}, {"culprit": words.WATCH}
+_CULPRITS = 'state="hung",reason="culprit"'
 _BY = "cluster, node, gpu"
 
 
 def _sign(name: str) -> str:
     chosen = f'sign="{name}"'
-    return f"max by ({_BY}) ({_of_job(at('gpu_efficiency_hang_sign', THIS_NODE, chosen))})"
+    does_not = f"2 * {_of_job(at('gpu_efficiency_state', THIS_NODE, _CULPRITS))}"
+    return f"max by ({_BY}) ({_of_job(at('gpu_efficiency_hang_sign', THIS_NODE, chosen))} or {does_not})"
 
 
 _LETTERS = "CDEFGHIJ"
@@ -536,7 +553,7 @@ _EYE = Row(
                     Column(of="gpu", title="GPU", width=50),
                     Column(of="rank", title="Rank", width=60),
                     Column(of="state", title="State", words=words.STATES, width=90),
-                    Column(of="reason", title="Why", width=100),
+                    Column(of="reason", title="Why", width=130, texts=_WAITED_FOR, words=_STANDS_OUT),
                     Column(of="B", title="Agree", unit="percentunit", decimals=0, width=70),
                     *(
                         Column(of=letter, title=title, unit="none", width=88, texts=_AGREES, words=_FOR_A_HANG)
@@ -547,7 +564,8 @@ _EYE = Row(
                 rising=True,
             ),
             shows="Each GPU of the job; while it is suspected, the eight signs: yes speaks for a hang, no against it, -"
-            " cannot be seen or is not asked for. Agree: the share of those seen.",
+            " cannot be seen or is not asked for; no spin: the culprit, for which the others wait, does not spin"
+            " itself. Agree: the share of those seen.",
             bad="all yes on all GPUs but one: that one is the culprit",
             do="believe it only if the curves below say the same; then call the owner",
             queries=(

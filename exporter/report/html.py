@@ -13,6 +13,7 @@ from importlib import resources
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from exporter.colours import FILL_CONTRAST, LAYERS, TEXT_CONTRAST, shade
 from exporter.formatting import NO_VALUE, format_percent, readable_name
 from exporter.report import charts
 from exporter.report.charts import lost_parts, part_kind, waterfall_total
@@ -21,17 +22,25 @@ from exporter.report.summary import SummaryRow, UsageSummary
 from exporter.report.svg import escaped
 from exporter.report.text import ADVICE_TITLE, MAX_LEAKS, ReportTable, TableRow, plural
 
+_FILLED = ("gau", "ectr", "emfu", "useful")
+
+
+def _shades(ground: str) -> dict[str, str]:
+    """Return the layers' colours so that they stand out from the ground; `useful` is also a text's."""
+    return {name: shade(LAYERS[name], ground, TEXT_CONTRAST if name == "useful" else FILL_CONTRAST) for name in _FILLED}
+
+
 LIGHT_COLOURS = {
     "bg": "#faf9f7", "card": "#ffffff", "ink": "#1d1c1a", "mute": "#67635d", "line": "#e5e2dc", "track": "#f1eee9",
-    "paid": "#4a4844", "busy": "#5b6b8c", "gau": "#d55e00", "ectr": "#b8568f", "emfu": "#2f88c2", "useful": "#00805d",
+    "paid": "#4a4844", "busy": "#5b6b8c",
     "grey": "#8a867f", "pale": "#d8d4cd", "known": "#66a893", "kept": "#8b95a8", "lost": "#9c2a10",
-}  # fmt: skip
+} | _shades("#f1eee9")  # fmt: skip
 DARK_COLOURS = {
     "bg": "#131312", "card": "#1c1b1a", "ink": "#ebe8e3", "mute": "#a5a099", "line": "#33312e", "track": "#2b2927",
-    "paid": "#b9b4ac", "busy": "#9fb0d4", "gau": "#e8793a", "ectr": "#d68ab8", "emfu": "#56b4e9", "useful": "#2bb68c",
+    "paid": "#b9b4ac", "busy": "#9fb0d4",
     "grey": "#8a867f", "pale": "#45423e", "known": "#1e6b54", "kept": "#727f99", "lost": "#f0866a",
-}  # fmt: skip
-FILL_COLOURS = ("paid", "busy", "kept", "lost", "gau", "ectr", "emfu", "useful")
+} | _shades("#2b2927")  # fmt: skip
+FILL_COLOURS = ("paid", "busy", "kept", "lost", *_FILLED)
 """Fills of one colour; `unresolved` and `unobserved` are hatched."""
 
 _TEMPLATES = Environment(

@@ -56,10 +56,14 @@ class SimulatedJob(Struct, frozen=True, kw_only=True):
         """When the allocation ends."""
         return self.start_ms + self.hold_ms
 
-    def allocation(self, uuid: str, *, now_ms: int) -> Allocation:
-        """Return the allocation of one GPU as known at `now_ms`: without an end that lies in the future."""
+    def allocation(self, slot: int, uuid: str, *, now_ms: int) -> Allocation:
+        """Return the allocation of one GPU as known at `now_ms`: without an end that lies in the future.
+
+        Ranks are known of a job on this node alone: the plan does not say which part of a larger one is here.
+        """
         return Allocation(
             uuid=uuid,
+            ranks="" if self.gpus else str(self.slots.index(slot)),
             owner=self.owner,
             start=self.start_ms * MS,
             end=self.end_ms * MS if self.end_ms <= now_ms else None,

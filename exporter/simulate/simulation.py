@@ -208,7 +208,7 @@ def _allocations(simulation: Simulation, before: int, now: int) -> tuple[Allocat
         replace(held, start=simulation.start + held.start, end=held.end and simulation.start + held.end)
         for job in simulation.plan.jobs
         if job.start_ms <= now and job.end_ms > before
-        for held in (job.allocation(simulation.uuids[slot], now_ms=now) for slot in job.slots)
+        for held in (job.allocation(slot, simulation.uuids[slot], now_ms=now) for slot in job.slots)
     )
 
 

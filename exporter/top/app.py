@@ -22,25 +22,19 @@ from textual.geometry import Region
 from textual.strip import Strip
 from textual.widget import Widget
 
+from exporter.colours import LAYERS, STATES, TERMINAL
 from exporter.top.client import NodePollers, NodeTarget
-from exporter.top.columns import ListKind
+from exporter.top.columns import LOUD_STATES, ListKind
 from exporter.top.screen import RenderedScreen, ViewState, handle_key, list_rows, render_screen
 from exporter.top.view import Glyphs, PolledNode, StyledLine, TopView, Trends, host_names
 
-_PLAIN_STYLES = {"strong": Style(bold=True), "soft": Style(dim=True), "bad": Style(bold=True)}
-_COLOUR_STYLES = {
-    "strong": Style(bold=True),
-    "soft": Style(dim=True),
-    "bad": Style(color="bright_red", bold=True),
-    "useful": Style(color="green"),
-    "gau": Style(color="yellow"),
-    "ectr": Style(color="magenta"),
-    "emfu": Style(color="bright_blue"),
-    "unresolved": Style(dim=True),
-    "unobserved": Style(dim=True),
-}
-"""The sixteen colours of the terminal's theme, matching the dashboards', so that they are legible in any theme. Each is
-used with a name, symbol or pattern of its own."""
+_PLAIN_STYLES = {name: Style(bold=True) for name in ("strong", "bad", *LOUD_STATES)} | {"soft": Style(dim=True)}
+_COLOUR_STYLES = (
+    {name: Style(dim=True) for name in ("soft", *LAYERS, *STATES)}
+    | {name: Style(color=colour, bold=name in LOUD_STATES) for name, colour in TERMINAL.items()}
+    | {"strong": Style(bold=True), "bad": Style(color="bright_red", bold=True)}
+)
+"""The terminal's sixteen colours for layers and states, each used with a name, symbol or pattern of its own."""
 _NO_STYLE, _BOLD, _SELECTED = Style(), Style(bold=True), Style(reverse=True)
 _REDRAW_SECONDS, _BATCH_SECONDS = 1.0, 0.25
 _LISTS: tuple[ListKind, ...] = ("gpus", "jobs")

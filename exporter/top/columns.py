@@ -8,6 +8,7 @@ from typing import Literal
 
 from msgspec import Struct
 
+from exporter.colours import STATES
 from exporter.formatting import JOULES_PER_KWH, gibibytes, readable_name, share, short_duration
 from exporter.top.view import (
     PolledNode,
@@ -198,10 +199,8 @@ GAP, MARGIN = 1, 2
 """Terminal columns after each cell, and before the first for the cursor."""
 OPTIONAL_RANK = 9
 """Columns from this rank on are shown only if they and all columns of lower rank need not be truncated."""
-_STATE_STYLES = {
-    "unavailable": "bad", "hung": "bad", "unowned": "gau", "zombie": "gau", "unallocated": "gau", "stalled": "ectr",
-    "unobserved": "soft", "ended": "soft",
-}  # fmt: skip
+LOUD_STATES = ("unavailable", "hung")
+"""Drawn bold."""
 
 
 class ListColumn(Struct, frozen=True, kw_only=True):
@@ -226,12 +225,12 @@ def state_cell(row: ListRow, view: TopView) -> StyledText:
     """Return symbol and name of the state; "was" before the name if the values are old."""
     glyphs = view.glyphs
     if row.suspect and row.live:
-        return f"{glyphs.suspect} hung?{_state_count(row)}", "bad"
+        return f"{glyphs.suspect} hung?{_state_count(row)}", "hung"
     state = glyphs.printable(row.state)
     if not row.live:
         return f"{glyphs.states['unobserved']} was {state}", "soft"
     symbol = " " if row.state == "ended" else glyphs.states.get(row.state, glyphs.unknown_state)
-    return f"{symbol} {state}{_state_count(row)}", _STATE_STYLES.get(row.state, "")
+    return f"{symbol} {state}{_state_count(row)}", row.state if row.state in STATES else "soft"
 
 
 def _state_count(row: ListRow) -> str:

@@ -19,7 +19,7 @@ from urllib.parse import quote
 from markupsafe import Markup
 from msgspec import Struct
 
-from exporter import __version__, formatting
+from exporter import __version__, colours, formatting
 from exporter.core.job_record import JobRecord, NodeEvent
 from exporter.core.leaks import LAYERS, LEAK_NAMES, LEAKS
 from exporter.core.pipes import PIPE_NOTES
@@ -58,17 +58,17 @@ _TIMELINE_POINTS = 240
 """Maximum number of intervals in a timeline, about what a screen can resolve."""
 
 LEAK_COLOURS = {leak.name: leak.colour for leak in sorted(LEAKS, key=lambda leak: LAYERS.index(leak.layer))} | {
-    "useful": "#009E73",
+    "useful": colours.LAYERS["useful"],
     "unresolved": "url(#unresolved)",
     "unobserved": "url(#unobserved)",
 }
-"""Fill of each value of the label `leak`, ordered by layer, for the light and the dark theme: the colours of the
-dashboards, from the Okabe-Ito palette. The name is always shown beside the colour."""
+"""Fill of each value of the label `leak`, ordered by layer, for the light and the dark theme, as on the dashboards. The
+name is always shown beside the colour."""
 _BAND_COLOURS = (
-    ("useful", "#009E73"),
-    ("computing, not useful", "#38A2DF"),
-    ("held, not computing", "#BB4999"),
-    ("not working", "#DE6F0E"),
+    ("useful", colours.LAYERS["useful"]),
+    ("computing, not useful", colours.LAYERS["emfu"]),
+    ("held, not computing", colours.LAYERS["ectr"]),
+    ("not working", colours.LAYERS["gau"]),
     ("unobserved", "url(#unobserved)"),
 )
 """Name and fill of the bands of a timeline, in the order of `UsageInterval.bands`."""
@@ -297,7 +297,18 @@ def _digest(source: str) -> str:
     return f"'sha256-{b64encode(sha256(source.encode()).digest()).decode()}'"
 
 
-STYLE, SCRIPT = _read("style.css"), _read("live.js")
+def _state_rules(ground: str) -> str:
+    """Return the rules that give each state the shade of its colour that can be read on a card of this theme."""
+    shades = {state: colours.shade(base, ground, colours.TEXT_CONTRAST) for state, base in colours.STATES.items()}
+    return "".join(f".{state}{{--is:{shade}}}" for state, shade in shades.items())
+
+
+LIGHT_CARD, DARK_CARD = "#FAF9F7", "#1C1B1A"
+"""What is behind the names of states, the darker ground of the light theme and the lighter one of the dark theme."""
+STYLE = "\n".join((
+    _read("style.css"), _state_rules(LIGHT_CARD), f"@media (prefers-color-scheme:dark){{{_state_rules(DARK_CARD)}}}",
+))  # fmt: skip
+SCRIPT = _read("live.js")
 CONTENT_SECURITY_POLICY = (
     f"default-src 'none'; style-src {_digest(STYLE)}; script-src {_digest(SCRIPT)}; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
@@ -412,7 +423,7 @@ def render_node_page(data: PageData | None, *, problem: str = "") -> str:
         now=node.sampled_at,
         node=node,
         was="was " if problem else "",
-        gpus=data.gpus.gpus,
+        gpus=sorted(data.gpus.gpus, key=_urgency),
         boards=_count_boards(data.gpus.gpus),
         troubles=list(_troubles(data.gpus.gpus, data.jobs.jobs)),
         **_account_values(data),
@@ -435,6 +446,14 @@ class Trouble(Struct, frozen=True, kw_only=True):
     """Unix seconds: it began to spin, or worked last."""
     culprit: str
     """The rank that the job's collectives wait for; empty: not known."""
+
+
+_URGENT = {state: number for number, state in enumerate(("hung", "unavailable", "unowned", "zombie"))}
+
+
+def _urgency(gpu: GpuOut) -> int:
+    """Sort GPUs that somebody has to care for before all others, which keep their order."""
+    return _URGENT.get(gpu.state, len(_URGENT) + (not gpu.hang_suspected))
 
 
 _TROUBLES = ("hung", "zombie")

@@ -4,7 +4,7 @@ from itertools import combinations
 
 import pytest
 
-from dashboards.words import contrast
+from exporter.colours import contrast
 from exporter.report.html import DARK_COLOURS, FILL_COLOURS, LIGHT_COLOURS, STYLESHEET
 
 Linear = tuple[float, float, float]

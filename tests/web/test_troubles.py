@@ -13,28 +13,31 @@ from exporter.simulate.simulation import simulate
 from exporter.web.api import accounts_out, gpus_out, jobs_out
 from exporter.web.page import PageData, render_node_page
 
-Page = Callable[[str], list[str]]
+Page = Callable[[str], str]
 
 
-@pytest.fixture(name="banners", scope="module")
-def _banners() -> Page:
-    def banners(scenario: str) -> list[str]:
+@pytest.fixture(name="page", scope="module")
+def _page() -> Page:
+    def page(scenario: str) -> str:
         simulation = simulate(scenario, gpus=4, period_seconds=5.0, wall=1_767_225_600 * SECOND)
         ledger = Ledger()
         for observation in simulation.observations:
             advance(ledger, observation)
         snapshot = take_snapshot(ledger, DaemonMetadata(host="n1", simulated=True))
-        page = render_node_page(
+        return render_node_page(
             PageData(accounts=accounts_out(snapshot, 0), gpus=gpus_out(snapshot, 0), jobs=jobs_out(snapshot, 0))
         )
-        found = re.findall(r'<p class="banner (?:alarm|warn)" role="status".*?</p>', page, re.DOTALL)
-        return [" ".join(re.sub(r"<[^>]+>", "", each).split()) for each in found]
 
-    return banners
+    return page
 
 
-def test_a_hang_is_named_with_owner_time_culprit_and_what_to_do(banners: Page) -> None:
-    (said,) = banners("deadlock")
+def banners(page: str) -> list[str]:
+    found = re.findall(r'<p class="banner (?:alarm|warn)" role="status".*?</p>', page, re.DOTALL)
+    return [" ".join(re.sub(r"<[^>]+>", "", each).split()) for each in found]
+
+
+def test_a_hang_is_named_with_owner_time_culprit_and_what_to_do(page: Page) -> None:
+    (said,) = banners(page("deadlock"))
     found = re.match(
         r"Hung since 00:15:00 UTC, 30 min: job 41001 of ada, GPUs (.+) spin without progress; GPU (.) does not", said
     )
@@ -43,11 +46,16 @@ def test_a_hang_is_named_with_owner_time_culprit_and_what_to_do(banners: Page) -
     assert said.endswith("Dump the stacks of that rank (py-spy dump), then restart from the last checkpoint.")
 
 
-def test_a_zombie_is_named_with_owner_and_time(banners: Page) -> None:
-    said = banners("zombie_notebook")
+def test_a_zombie_is_named_with_owner_and_time(page: Page) -> None:
+    said = banners(page("zombie_notebook"))
     assert said
     assert all(each.startswith("Zombie: no work since ") and "for nothing" in each for each in said)
 
 
-def test_nothing_is_said_where_all_work(banners: Page) -> None:
-    assert banners("healthy_training") == []
+def test_nothing_is_said_where_all_work(page: Page) -> None:
+    assert banners(page("healthy_training")) == []
+
+
+def test_gpus_in_trouble_come_first_and_others_in_their_order(page: Page) -> None:
+    assert re.findall(r"<h3>GPU (\d)", page("lost_gpu")) == ["3", "0", "1", "2"]
+    assert re.findall(r"<h3>GPU (\d)", page("healthy_training")) == ["0", "1", "2", "3"]

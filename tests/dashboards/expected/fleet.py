@@ -70,7 +70,7 @@ ROWS = (
     *(
         Expected(panel=panel, scenario="carpenter_told", minutes=600, worth=share(which, 600))
         for which, panel in {
-            "product": "Useful share of what was paid",
+            "product": "Useful share of the GPU time seen",
             "gau": "Allocated and working",
             "ectr": "x Computing",
             "emfu": "x Useful FLOPs",
@@ -100,6 +100,11 @@ ROWS = (
         worth=lambda played: of_a_hundred("memory_bound", 600)(played) / 100 * gpus(played) * PRICE * MONTH,
     ),
     Expected(
+        panel="The biggest leaks", scenario="training_waterfall", minutes=600, letter="B",
+        where={"leak": "memory_bound", "team": "science"}, within=0.04,
+        worth=lambda played: of_a_hundred("memory_bound", 600)(played) / 100 * gpus(played) * PRICE * 10,
+    ),
+    Expected(
         panel="Paid a month, at this rate", scenario="fleet", minutes=60, where={"currency": "USD"},
         worth=lambda played: gpus(played) * PRICE * MONTH,
     ),
@@ -127,6 +132,7 @@ ROWS = (
         )
         for story, name, letter, more, worth, within in (
             ("deadlock", "hung", "A", {"user": "ada"}, in_state("hung"), 0),
+            ("deadlock", "hung", "E", {"job_id": "41001"}, in_state("hung"), 0),
             ("deadlock", "hung", "B", {"currency": "USD"}, lambda played: in_state("hung")(played) * PRICE, 1e-6),
             ("zombie_notebook", "zombie", "A", {}, in_state("zombie"), 0),
         )

@@ -72,18 +72,18 @@ ROWS = (
         for story, letter, where, worth, within in (
             ("deadlock", "A", STUCK | {"runbook": "docs/runbooks/JobDeadlocked.md"}, in_state("hung"), 0),
             ("deadlock", "B", STUCK | USD, cost_of("hung"), 1e-6),
-            ("deadlock", "E", STUCK | {"gpu": "0"}, lambda _: 1, 0),
+            ("deadlock", "E", STUCK | {"gpu": "0", "rank": "0"}, lambda _: 1, 0),
             ("zombie_notebook", "A", {"runbook": "docs/runbooks/GPUZombie.md"}, lambda _: 1, 0),
         )
     ),
-    Expected(panel="An hour, suspected too", scenario="deadlock", where=USD, worth=cost_of("hung")),
-    Expected(panel="An hour, suspected too", scenario="zombie_notebook", where=USD, worth=cost_of("zombie")),
+    Expected(panel="Lost an hour, now", scenario="deadlock", where=USD, worth=cost_of("hung")),
+    Expected(panel="Lost an hour, now", scenario="zombie_notebook", where=USD, worth=cost_of("zombie")),
     Expected(
-        panel="Cost, time shown", scenario="training_waterfall", minutes=600, where=USD, worth=cost("hung", 600),
-        leak="hung", within=0.03,
+        panel="Lost over the time shown", scenario="training_waterfall", minutes=600, where=USD,
+        worth=cost("hung", 600), leak="hung", within=0.03,
     ),
     Expected(
-        panel="Cost, time shown", scenario="zombie_notebook", minutes=180, letter="B", where=USD,
+        panel="Lost over the time shown", scenario="zombie_notebook", minutes=180, letter="B", where=USD,
         worth=cost("idle_allocation", 180), leak="idle_allocation", within=0.04,
     ),
     Expected(
@@ -127,6 +127,10 @@ ROWS = (
     Expected(
         panel="Signs of a hang", scenario="deadlock", letter="G", where={"gpu": "1"}, variables=STUCK, within=0,
         worth=sign("nvlink_rest", "1"),
+    ),
+    Expected(
+        panel="Signs of a hang", scenario="deadlock", letter="C", where={"gpu": "0"}, variables=STUCK, within=0,
+        worth=lambda played: 2 * (gpu(played, "0").reason == "culprit"),
     ),
     Expected(
         panel="State", scenario="deadlock", minutes=30, where={"gpu": "1"}, variables=STUCK, within=0,
