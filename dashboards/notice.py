@@ -10,7 +10,10 @@ from dashboards.parts import Board, Figure, Panel, Query
 from dashboards.series import at
 
 _RAW, _RECORDED = at("gpu_efficiency_simulated"), at("cluster:gpu_efficiency_simulated:nodes")
-_MISSING = "recording rules are missing: load alerts/*.yaml into this Prometheus (docs/alerts.md)"
+_MISSING = (
+    "recording rules are missing: load alerts/*.yaml into this Prometheus (docs/alerts.md); the boards Node and Job,"
+    " and the last row of Fleet, need none"
+)
 _NOTICE = Panel(
     title="What these figures are of",
     kind=Figure(steps=((None, words.WATCH),), named=True),

@@ -4,8 +4,8 @@ from dashboards import words
 from dashboards.parts import Board, Column, Figure, Lines, Matrix, Panel, Query, Row, Table
 from dashboards.series import (
     CLICKED,
-    CLUSTER,
     IN_TROUBLE_SINCE,
+    ITS_CLUSTER,
     TO_JOB,
     TO_NODE,
     a_month,
@@ -20,6 +20,7 @@ from dashboards.series import (
     to,
     total,
 )
+from dashboards.small_fleet import FIX, LEAK, ROLE, SMALL_FLEET
 
 _TARGET = words.BANDS["product"][1]
 _SEEN = f"(sum({at(part('cluster', 'observed'))}) > 0)"
@@ -59,9 +60,6 @@ def _factor(which: str, title: str, name: str, *, shows: str, do: str) -> Panel:
     )
 
 
-_LEAK = Column(of="leak", title="Leak", words=words.LEAKS, texts=words.LEAK_NAMES, width=185)
-_ROLE = Column(of="role", title="Role that acts", texts=words.TEAMS, width=105)
-_FIX = Column(of="fix", title="Do first", texts=words.FIXES, wrap=True)
 _BIGGEST = f"topk(3, {a_month(_LEAK_COST, _LOSSES, by='leak, currency')})"
 _BY_TEAM = hours("owner_leak:gpu_efficiency_cost:per_hour", _LOSSES, by="leak, currency, team")
 _BY_NOBODY = hours("cluster_leak:gpu_efficiency_cost_unheld:per_hour", _LOSSES, by="leak, currency")
@@ -109,12 +107,12 @@ _ANSWER = Row(
             title="The biggest leaks",
             kind=Table(
                 (
-                    _LEAK,
+                    LEAK,
                     Column(of="A", title="A month", unit="short", decimals=1, width=85),
                     Column(of="currency", title="In", width=50),
                     Column(of="team", title="Mostly of team", link=_THE_TEAM, width=140),
-                    _ROLE,
-                    _FIX,
+                    ROLE,
+                    FIX,
                 ),
                 sort="A",
             ),
@@ -275,13 +273,13 @@ _WATERFALL = Row(
             title="Of 100 GPU-hours paid",
             kind=Table(
                 (
-                    _LEAK,
+                    LEAK,
                     Column(of="A", title="Of 100 h", unit="none", decimals=1, width=330, bar=words.UNKNOWN),
                     Column(of="B", title="Cost of these", unit="short", decimals=2, width=110),
                     Column(of="C", title="A month", unit="short", decimals=1, width=90),
                     Column(of="currency", title="In", width=60),
-                    _ROLE,
-                    _FIX,
+                    ROLE,
+                    FIX,
                 ),
                 sort="A",
             ),
@@ -665,6 +663,6 @@ BOARD = Board(
     title="Fleet efficiency",
     says="For the one who pays: how much of what we pay for is useful, what the biggest leak is, whose it is, what it"
     " costs a month, and what to do first.",
-    variables=(CLUSTER,),
-    rows=(_ANSWER, _WATERFALL, _WORST, _TREND, _COMPARED, _WANTED),
+    variables=(ITS_CLUSTER,),
+    rows=(_ANSWER, _WATERFALL, _WORST, _TREND, _COMPARED, _WANTED, SMALL_FLEET),
 )

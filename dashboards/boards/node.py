@@ -5,6 +5,20 @@ from collections.abc import Iterable, Iterator
 from dashboards import words
 from dashboards.boards.fleet import band
 from dashboards.parts import Bars, Board, Column, Figure, Kind, Lines, Panel, Query, Row, Table, Timeline
+from dashboards.raw import (
+    COMPUTING,
+    LOST,
+    NOW,
+    OBSERVED,
+    OCCUPIED,
+    RESOLVED,
+    USEFUL,
+    kernels,
+    money,
+    product,
+    ratio,
+    seconds,
+)
 from dashboards.series import (
     GPU,
     INSTANCE,
@@ -23,11 +37,7 @@ _NOT_HEARD = "not reporting"
 _NOT_SEEN = "nothing seen"
 _UNHEALTHY = "the board does not say"
 _STATES = tuple(words.STATES)
-_LOST = 'layer=~"gau|ectr|emfu"'
-_OBSERVED, _OCCUPIED = 'layer!="unobserved"', 'layer!~"unobserved|gau"'
-_COMPUTING, _RESOLVED, _USEFUL = 'layer!~"unobserved|gau|ectr"', 'layer=~"emfu|useful"', 'layer="useful"'
 _SECONDS, _PAID = "gpu_efficiency_seconds_total", "gpu_efficiency_paid_seconds_total"
-_NODE_SECONDS, _NODE_KERNELS = "gpu_efficiency_node_seconds_total", "gpu_efficiency_node_kernel_seconds_total"
 _RECENT = "[5m]"
 """Of rates over time: as the recorded ones, so that any scrape interval up to two minutes has a rate."""
 
@@ -53,55 +63,15 @@ def _share(above: str, below: str) -> str:
     return f"{_grown(_SECONDS, above, by=by)} / ({_grown(_SECONDS, below, by=by)} > 0)"
 
 
-def _node(*where: str, by: str = "", time: str = "increase $__range", name: str = _NODE_SECONDS) -> str:
-    """GPU-seconds of the whole node: what its counters have grown by, or a `rate` of them."""
-    function, length = time.split()
-    return f"sum by ({by}) ({function}({at(name, THIS_NODE, *where)}[{length}]))"
-
-
-_SEEN = f"on () {_node(_OBSERVED)} > 0"
+_SEEN = f"on () {seconds(THIS_NODE, OBSERVED)} > 0"
 """Where nothing was seen, nothing is 0: it is not known."""
-_RATIOS = {
-    "gau": (_OCCUPIED, _OBSERVED),
-    "ectr": (_COMPUTING, _OCCUPIED),
-    "emfu": (_USEFUL, _RESOLVED),
-    "coverage": (_OBSERVED, ""),
-    "floor": (_USEFUL, _OBSERVED),
-}
-
-
-def _ratio(which: str, time: str = "increase $__range") -> str:
-    above, below = (tuple(filter(None, [where])) for where in _RATIOS[which])
-    return f"{_node(*above, time=time)} / ({_node(*below, time=time)} > 0)"
-
-
-def _product(time: str = "increase $__range") -> str:
-    """GAU x ECTR x eMFU; 0 where nothing computed."""
-    return f"{' * '.join(_ratio(which, time) for which in ('gau', 'ectr', 'emfu'))} or {_ratio('floor', time)}"
-
-
-def _kernels(time: str = "increase $__range") -> str:
-    return f"{_node(time=time, name=_NODE_KERNELS)} / ({_node(time=time)} > 0)"
-
-
-def _money(*where: str, by: str = "currency", time: str = "increase $__range") -> str:
-    """Hours times price; of a price that has changed its currency the dearer, and of the time shown the last."""
-    of_price = "cluster, instance, model, held"
-    price = (
-        f"topk by ({of_price}) (1, max by ({of_price}, currency)"
-        f" (last_over_time({at('gpu_efficiency_price_per_gpu_hour', THIS_NODE)}[{time.split()[1]}])))"
-    )
-    return (
-        f"sum by ({by}) ({_node(*where, by=f'{of_price}, leak', time=time)}"
-        f" * on ({of_price}) group_left (currency) {price})"
-    )
 
 
 def _layer(which: str, title: str, *, shows: str, do: str) -> Panel:
     low = round(100 * words.BANDS[which][0])
     return Panel(
         title=title, kind=Figure(steps=band(which)), shows=shows, bad=f"below {low} %", do=do,
-        queries=(Query(_ratio(which)),), unit="percentunit", decimals=1, width=4, height=4,
+        queries=(Query(ratio(which, THIS_NODE)),), unit="percentunit", decimals=1, width=4, height=4,
         empty="none",
     )  # fmt: skip
 
@@ -115,7 +85,7 @@ _ANSWER = Row(
             shows="GAU x ECTR x eMFU of this node over the time shown: the share of GPU time that advanced a model.",
             bad="below 14 %",
             do="look which factor is lowest, then at the longest bar of Where 100 GPU-hours went",
-            queries=(Query(_product()),),
+            queries=(Query(product(THIS_NODE)),),
             unit="percentunit",
             decimals=1,
             width=4,
@@ -147,7 +117,7 @@ _ANSWER = Row(
             " counts in full.",
             bad="nothing by itself: the gap to the first figure is what it hides",
             do="do not judge the node by it",
-            queries=(Query(f"{_kernels()} and {_SEEN}"),),
+            queries=(Query(f"{kernels(THIS_NODE)} and {_SEEN}"),),
             unit="percentunit",
             decimals=1,
             width=4,
@@ -160,7 +130,7 @@ _ANSWER = Row(
             shows="Share of the node's paid GPU time that was seen, over the time shown.",
             bad="below 95 %: the other figures speak of a part of the time",
             do="see Not seen, by reason at the bottom",
-            queries=(Query(_ratio("coverage")),),
+            queries=(Query(ratio("coverage", THIS_NODE)),),
             unit="percentunit",
             decimals=1,
             width=4,
@@ -185,7 +155,7 @@ _ANSWER = Row(
             shows="What the node's GPUs cost an hour now. Without a price table it is GPU-hours.",
             bad="nothing by itself",
             do="configure prices where it says GPU-hours",
-            queries=(Query(_money(time="rate 5m"), legend="{{currency}}"),),
+            queries=(Query(money(THIS_NODE, time=NOW), legend="{{currency}}"),),
             unit="short",
             decimals=2,
             width=4,
@@ -200,7 +170,7 @@ _ANSWER = Row(
             do="begin with the dearest row of What it lost",
             queries=(
                 Query(
-                    f"{_money(_LOST, time='rate 5m')} and {_SEEN}",
+                    f"{money(THIS_NODE, LOST, time=NOW)} and {_SEEN}",
                     legend="{{currency}}",
                 ),
             ),
@@ -300,14 +270,14 @@ _NOW = Row(
                 Query(f"time() - {_each('gpu_efficiency_state_since_timestamp_seconds')}"),
                 Query(_BOARD),
                 Query(_each("gpu_efficiency_allocation_info", "job_id", "rank")),
-                Query(_share(_USEFUL, _OBSERVED)),
-                Query(_share(_OCCUPIED, _OBSERVED)),
-                Query(_share(_COMPUTING, _OCCUPIED)),
-                Query(_share(_USEFUL, _RESOLVED)),
+                Query(_share(USEFUL, OBSERVED)),
+                Query(_share(OCCUPIED, OBSERVED)),
+                Query(_share(COMPUTING, OCCUPIED)),
+                Query(_share(USEFUL, RESOLVED)),
                 Query(
                     f"{_grown('gpu_efficiency_kernel_seconds_total', by='cluster, gpu')}"
                     f" / ({_grown(_PAID, by='cluster, gpu')} > 0)"
-                    f" and on (cluster, gpu) {_grown(_SECONDS, _OBSERVED, by='cluster, gpu')} > 0"
+                    f" and on (cluster, gpu) {_grown(_SECONDS, OBSERVED, by='cluster, gpu')} > 0"
                 ),
                 Query(f"{_each('gpu_efficiency_power_watts')} / ({_each('gpu_efficiency_power_limit_watts')} > 0)"),
                 Query(_each("gpu_efficiency_temperature_celsius")),
@@ -385,8 +355,8 @@ _WATERFALL = Row(
             bad="unavailable or throttled among the first: that is this machine, not its jobs",
             do="what the last column says",
             queries=(
-                Query(f'label_replace({_node(_LOST, by="leak")} / 3600 > 0, "fix", "$1", "leak", "(.*)")'),
-                Query(f"{_money(_LOST, by='leak, currency')} / 3600 > 0"),
+                Query(f'label_replace({seconds(THIS_NODE, LOST, by="leak")} / 3600 > 0, "fix", "$1", "leak", "(.*)")'),
+                Query(f"{money(THIS_NODE, LOST, by='leak, currency')} / 3600 > 0"),
             ),
             unit="none",
             width=15,
@@ -416,8 +386,11 @@ _WATERFALL = Row(
             bad="a wide gap: the GPUs look busy and get little done",
             do="see which leak fills the gap",
             queries=(
-                Query(_product("rate 5m"), legend="useful"),
-                Query(f"{_kernels('rate 5m')} and on () {_node(_OBSERVED, time='rate 5m')} > 0", legend="nvidia-smi"),
+                Query(product(THIS_NODE, time=NOW), legend="useful"),
+                Query(
+                    f"{kernels(THIS_NODE, time=NOW)} and on () {seconds(THIS_NODE, OBSERVED, time=NOW)} > 0",
+                    legend="nvidia-smi",
+                ),
             ),
             unit="percentunit",
             width=9,

@@ -16,6 +16,7 @@ from dashboards import words
 from dashboards.build import FOLDER, boards, main
 from dashboards.parts import Bars, Board, Column, Lines, Note, Panel, Table, Timeline
 from dashboards.series import first_series
+from dashboards.small_fleet import SMALL_FLEET
 from exporter.colours import contrast
 from exporter.core.leak_guide import LEAK_GUIDE
 from exporter.core.leaks import LAYERS, LEAK_NAMES, LEAKS
@@ -157,12 +158,25 @@ def test_a_panel_keeps_to_the_chosen_clusters(board: Board, panel: Panel) -> Non
 @ASKING
 def test_only_recorded_series_are_asked_for_across_the_fleet(board: Board, panel: Panel) -> None:  # noqa: ARG001
     """What is raw is of one node, of one job, of the cluster's own page, or of the few GPUs in trouble."""
+    if panel in SMALL_FLEET.panels:
+        return  # it is folded, and Grafana asks nothing for it until somebody opens it
     for query in panel.queries:
         for selector in (node for node in walk(parse(as_promql(query.expr))) if isinstance(node, Selector)):
             text = ",".join(f'{m.label}{m.operator}"{m.value}"' for m in selector.matchers)
             recorded = ":" in selector.name or selector.name in {"ALERTS", "up", "gpu_efficiency_simulated"}
             recorded |= selector.name == "gpu_efficiency_job_hang_culprit"  # of jobs that hang alone
             assert recorded or "_cluster_" in selector.name or PINNED.search(text) or FEW.search(text), selector
+
+
+def test_one_node_and_one_prometheus_are_a_product_of_their_own() -> None:
+    """The board Node and the row for small fleets ask for what exporters export, but one folded panel's energy."""
+    assert SMALL_FLEET.folded
+    assert SMALL_FLEET in BOARDS["fleet"].rows
+    wanted = [*SMALL_FLEET.panels, *BOARDS["node"].panels()[1:]]
+    rules_ = {panel.title for panel in wanted if any(":" in name for name in series_of(panel))}
+    assert rules_ == {"Power by what it was spent on"}
+    for name in ("fleet", "node", "job"):
+        assert not any(":gpu" in variable.query for variable in BOARDS[name].variables), name
 
 
 @OF_BOARDS

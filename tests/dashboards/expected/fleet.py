@@ -101,7 +101,7 @@ ROWS = (
     ),
     Expected(
         panel="The biggest leaks", scenario="training_waterfall", minutes=600, letter="B",
-        where={"leak": "memory_bound", "team": "science"}, within=0.04,
+        where={"leak": "memory_bound", "team": "foundation"}, within=0.04,
         worth=lambda played: of_a_hundred("memory_bound", 600)(played) / 100 * gpus(played) * PRICE * 10,
     ),
     Expected(
@@ -115,6 +115,32 @@ ROWS = (
     Expected(
         panel="A useful hour", scenario="fleet", minutes=60, where={"currency": "USD"},
         worth=lambda played: PRICE * sum(played.leaks(60).values()) / played.leaks(60)["useful"],
+    ),
+    *(
+        Expected(
+            panel="Useful and its factors, without rules", scenario="training_waterfall", minutes=600, letter=letter,
+            worth=share(which, 600), within=0.03,
+        )
+        for letter, which in (("A", "product"), ("B", "gau"), ("C", "ectr"), ("D", "emfu"))
+    ),
+    Expected(
+        panel="Paid and lost an hour, without rules", scenario="deadlock", where={"currency": "USD"},
+        worth=lambda played: gpus(played) * PRICE,
+    ),
+    Expected(
+        panel="Of 100 GPU-hours, without rules", scenario="training_waterfall", minutes=600,
+        where={"leak": "memory_bound"}, worth=of_a_hundred("memory_bound", 600), within=0.03,
+    ),
+    *(
+        Expected(
+            panel="Who hangs, and who holds GPUs for nothing, without rules", scenario="deadlock", letter=letter,
+            where={"job_id": "41001"} | more, worth=worth, within=within,
+        )
+        for letter, more, worth, within in (
+            ("A", {"user": "ada", "state": "hung"}, in_state("hung"), 0),
+            ("B", {"currency": "USD"}, lambda played: in_state("hung")(played) * PRICE, 1e-6),
+            ("D", {"gpu": "0", "rank": "0"}, lambda _: 1, 0),
+        )
     ),
     Expected(panel="Recoverable", scenario="fleet", minutes=60, worth=recoverable),
     Expected(panel="GPUs owned", scenario="fleet", worth=lambda played: gpus(played) + 8, within=0),
