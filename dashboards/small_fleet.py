@@ -5,7 +5,7 @@ Owns its panels, and the columns that say what to do about a leak. Refuses what 
 
 from dashboards import raw, words
 from dashboards.parts import Column, Figure, Lines, Panel, Query, Row, Table
-from dashboards.series import TO_JOB, TO_NODE, at, in_words
+from dashboards.series import CLICKED, TO_JOB, TO_NODE, at, in_words, to
 
 LEAK = Column(of="leak", title="Leak", words=words.LEAKS, texts=words.LEAK_NAMES, width=185)
 ROLE = Column(of="role", title="Role that acts", texts=words.TEAMS, width=105)
@@ -76,7 +76,12 @@ SMALL_FLEET = Row(
                     Column(of="state", title="State", words=words.STATES, width=85),
                     Column(of="job_id", title="Job", link=TO_JOB, width=180),
                     Column(of="user", title="Owner", width=110),
-                    Column(of="team", title="Owner's team", width=120),
+                    Column(
+                        of="team",
+                        title="Owner's team",
+                        link=to("chargeback", "The team's board", team=CLICKED),
+                        width=120,
+                    ),
                     Column(of="name", title="Name"),
                     Column(of="A", title="GPUs", unit="none", decimals=0, width=60),
                     Column(of="B", title="An hour", unit="short", decimals=2, bar=words.BAD, width=190),
@@ -110,8 +115,8 @@ SMALL_FLEET = Row(
             kind=Table(
                 (
                     LEAK,
-                    Column(of="A", title="Of 100 h", unit="none", decimals=1, width=190, bar=words.UNKNOWN),
-                    Column(of="B", title="Cost of all", unit="short", decimals=2, width=100),
+                    Column(of="A", title="Of 100 h", unit="none", decimals=1, width=140, bar=words.UNKNOWN),
+                    Column(of="B", title="Cost of all", unit="short", decimals=2, width=90),
                     Column(of="currency", title="In", width=60),
                     ROLE,
                     FIX,
@@ -135,7 +140,7 @@ SMALL_FLEET = Row(
                 Query(f"{raw.money('', by='leak, currency')} / 3600 > 0"),
             ),
             unit="none",
-            width=16,
+            width=17,
             height=16,
             empty=_NOT_HEARD,
         ),
@@ -159,7 +164,7 @@ SMALL_FLEET = Row(
                 ),
             ),
             unit="percentunit",
-            width=8,
+            width=7,
             height=16,
             empty=_NOT_HEARD,
         ),

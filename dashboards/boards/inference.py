@@ -150,26 +150,6 @@ _BESIDE = Row(
             queries=spread("job:gpu_efficiency_kv_cache:ratio", INFERENCE),
         ),
         _chart(
-            "Memory bandwidth used (MBU)", f"Bytes the engine has to read, over what the memory could. {_ACROSS}",
-            "below 50 % while decoding", "fewer, fuller replicas; CUDA graphs",
-            queries=spread("job:gpu_efficiency_mbu:ratio", INFERENCE),
-        ),
-        _chart(
-            "Requests", "Requests of all servers heard: in batches, and waiting for a place.", "waiting that grows",
-            "see batch fill: if low, raise the limit; if full, a replica more",
-            queries=(Query(f"sum by (state) ({at(_ALL_REQUESTS)})", legend="{{state}}"),), unit="none",
-        ),
-        _chart(
-            "Computed twice", "Tokens a second that were computed again after an eviction, and requests put out of the"
-            " batch a second, of all servers heard.", "any that stays: the KV cache is too small",
-            "row 9: KV-cache pressure",
-            queries=(
-                Query(f"sum({at('cluster:gpu_efficiency_recomputed_tokens:rate5m')})", legend="tokens again a second"),
-                Query(f"sum({at('cluster:gpu_efficiency_preemptions:rate5m')})", legend="preemptions a second"),
-            ),
-            unit="short",
-        ),
-        _chart(
             "Useful, across servers", f"GAU x ECTR x eMFU of servers. {_ACROSS} Each counted once.",
             "p90 far above p50: some are much fuller than others", "move requests to fewer replicas",
             queries=spread("job:gpu_efficiency_product:ratio_rate5m", INFERENCE),
@@ -257,6 +237,33 @@ _MONEY_ROW = Row(
             width=8,
             height=11,
             empty=_SILENT,
+        ),
+        _chart(
+            "Memory bandwidth used (MBU)",
+            f"Bytes the engine has to read, over what the memory could. {_ACROSS}",
+            "below 50 % while decoding",
+            "fewer, fuller replicas; CUDA graphs",
+            queries=spread("job:gpu_efficiency_mbu:ratio", INFERENCE),
+        ),
+        _chart(
+            "Requests",
+            "Requests of all servers heard: in batches, and waiting for a place.",
+            "waiting that grows",
+            "see batch fill: if low, raise the limit; if full, a replica more",
+            queries=(Query(f"sum by (state) ({at(_ALL_REQUESTS)})", legend="{{state}}"),),
+            unit="none",
+        ),
+        _chart(
+            "Computed twice",
+            "Tokens a second that were computed again after an eviction, and requests put out of the"
+            " batch a second, of all servers heard.",
+            "any that stays: the KV cache is too small",
+            "row 9: KV-cache pressure",
+            queries=(
+                Query(f"sum({at('cluster:gpu_efficiency_recomputed_tokens:rate5m')})", legend="tokens again a second"),
+                Query(f"sum({at('cluster:gpu_efficiency_preemptions:rate5m')})", legend="preemptions a second"),
+            ),
+            unit="short",
         ),
     ),
     folded=True,

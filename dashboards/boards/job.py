@@ -173,11 +173,11 @@ _PLAIN: tuple[tuple[float | None, str], ...] = ((None, words.EXPECTED),)
 
 def _figure(
     title: str, query: Query, *, shows: str, bad: str, do: str, unit: str = "", decimals: int | None = None,
-    steps: tuple[tuple[float | None, str], ...] = _PLAIN, empty: str = _NONE,
+    steps: tuple[tuple[float | None, str], ...] = _PLAIN, empty: str = _NONE, width: int = 4,
 ) -> Panel:  # fmt: skip
     return Panel(
         title=title, kind=Figure(steps=steps, named=bool(query.legend)), shows=shows, bad=bad, do=do, queries=(query,),
-        unit=unit, decimals=decimals, width=4, height=4, empty=empty,
+        unit=unit, decimals=decimals, width=width, height=4, empty=empty,
     )  # fmt: skip
 
 
@@ -325,7 +325,7 @@ _RECEIPT = Row(
             ),
             shows="Of the job's GPUs those that are hung, zombies, sick or not seen at this moment.",
             bad="any for longer than a restart takes", do="see the stripes and the table of its GPUs",
-            unit="none", decimals=0, steps=((None, words.EXPECTED), (1, words.BAD)), empty=_NOT_NOW,
+            unit="none", decimals=0, steps=((None, words.EXPECTED), (1, words.BAD)), empty=_NOT_NOW, width=6,
         ),
         _figure(
             "Last work ago",
@@ -336,7 +336,7 @@ _RECEIPT = Row(
             shows="Time since any GPU of the job last did effective work.",
             bad="minutes in training; hours in a notebook", do="look at the process; cancel the job if nobody needs it",
             unit="s", decimals=0, steps=((None, words.EXPECTED), (300, words.WATCH), (1800, words.BAD)),
-            empty="ended, or not seen",
+            empty="ended, or not seen", width=6,
         ),
         _figure(
             "Energy",
@@ -346,24 +346,14 @@ _RECEIPT = Row(
             ),
             shows="Energy of the job's boards since it began, without hosts and cooling.",
             bad="much for a job with a low useful share", do="the same leaks that waste its time waste this",
-            unit="kwatth", decimals=1, empty=_UNKNOWN,
+            unit="kwatth", decimals=1, empty=_UNKNOWN, width=6,
         ),
         _figure(
             "GPU-hours", Query(
                 f"{_so_far(_SUM.format(_of('gpu_efficiency_job_paid_seconds_total')), then='max')} / 3600"
             ),
             shows="GPU time the job has held so far; the bars below add up to it.",
-            bad="nothing by itself", do="compare with what was asked for", unit="none", decimals=1,
-        ),
-        _figure(
-            "Runs for", Query(_AGE), shows="Since it got its first GPU; of a job that has ended, how long it ran.",
-            bad="nothing by itself", do="see the line below for its limit", unit="s", decimals=1,
-        ),
-        _figure(
-            "Time limit in", Query(_LEFT), shows="Until the scheduler's time limit ends the job.",
-            bad="less than the next checkpoint takes", do="save a checkpoint; ask for more time",
-            unit="s", decimals=1, steps=((None, words.BAD), (900, words.WATCH), (3600, words.EXPECTED)),
-            empty="no limit, or it has ended",
+            bad="nothing by itself", do="compare with what was asked for", unit="none", decimals=1, width=6,
         ),
         _YET,
     ),
@@ -449,52 +439,6 @@ _ALIVE = Row(
             empty=_NONE,
         ),
         Panel(
-            title="Who the others wait for",
-            kind=Table(
-                (
-                    Column(of="why", title="Why", texts={"culprit": "hang: does not spin", "straggler": "straggler"}),
-                    Column(of="node", title="Node", link=TO_NODE),
-                    Column(of="gpu", title="GPU", width=60),
-                    Column(of="rank", title="Rank", width=60),
-                    Column(of="Value", title="They wait", unit="percentunit", decimals=0, width=90),
-                )
-            ),
-            shows="The culprit of a hang (a GPU at rest while the others spin), and stragglers: how much more of their"
-            " time the others wait than this one.",
-            bad="any row",
-            do="look at that node's board: throttling, errors, a slow host; move the rank",
-            queries=(
-                Query(
-                    f'label_replace({_of("job_rank:gpu_efficiency_hang_culprit")}, "why", "culprit", "", "")'
-                    f' or label_replace({_of("job_rank:gpu_efficiency_straggler")}, "why", "straggler", "", "")'
-                ),
-            ),
-            unit="percentunit",
-            width=14,
-            height=4,
-            empty="no hang and no straggler seen",
-            fills="straggler",
-        ),
-        Panel(
-            title="Alerts on it now",
-            kind=Table(
-                (
-                    Column(of="alertname", title="Alert", link=to("zombies", "Who to call")),
-                    Column(of="severity", title="Severity", width=90),
-                    Column(of="Value", title="Series", unit="none", decimals=0, width=70),
-                )
-            ),
-            shows="Alerts that fire for this job.",
-            bad="any row",
-            do="open the alert's runbook, docs/runbooks",
-            queries=(Query(f"count by (alertname, severity) ({_of('ALERTS', _FIRES, _NAMED)})"),),
-            unit="none",
-            width=10,
-            height=4,
-            empty="none fires",
-            fills="hung",
-        ),
-        Panel(
             title="Its GPUs now, the worst first",
             kind=Table(
                 (
@@ -572,6 +516,59 @@ _CURVES = Row(
             width=15,
             height=10,
             empty=_NONE,
+        ),
+    ),
+    folded=True,
+)
+
+_TROUBLE_ROW = Row(
+    "In trouble: who the others wait for, and alerts",
+    (
+        Panel(
+            title="Who the others wait for",
+            kind=Table(
+                (
+                    Column(of="why", title="Why", texts={"culprit": "hang: does not spin", "straggler": "straggler"}),
+                    Column(of="node", title="Node", link=TO_NODE),
+                    Column(of="gpu", title="GPU", width=60),
+                    Column(of="rank", title="Rank", width=60),
+                    Column(of="Value", title="They wait", unit="percentunit", decimals=0, width=90),
+                )
+            ),
+            shows="The culprit of a hang (a GPU at rest while the others spin), and stragglers: how much more of their"
+            " time the others wait than this one.",
+            bad="any row",
+            do="look at that node's board: throttling, errors, a slow host; move the rank",
+            queries=(
+                Query(
+                    f'label_replace({_of("job_rank:gpu_efficiency_hang_culprit")}, "why", "culprit", "", "")'
+                    f' or label_replace({_of("job_rank:gpu_efficiency_straggler")}, "why", "straggler", "", "")'
+                ),
+            ),
+            unit="percentunit",
+            width=14,
+            height=4,
+            empty="no hang and no straggler seen",
+            fills="straggler",
+        ),
+        Panel(
+            title="Alerts on it now",
+            kind=Table(
+                (
+                    Column(of="alertname", title="Alert", link=to("zombies", "Who to call")),
+                    Column(of="severity", title="Severity", width=90),
+                    Column(of="Value", title="Series", unit="none", decimals=0, width=70),
+                )
+            ),
+            shows="Alerts that fire for this job.",
+            bad="any row",
+            do="open the alert's runbook, docs/runbooks",
+            queries=(Query(f"count by (alertname, severity) ({_of('ALERTS', _FIRES, _NAMED)})"),),
+            unit="none",
+            width=10,
+            height=4,
+            empty="none fires",
+            fills="hung",
         ),
     ),
     folded=True,
@@ -984,6 +981,6 @@ BOARD = Board(
     says="For the owner of one job and whoever helps: who it is, what it costs and loses, whether it is alive, what to"
     " do first, and how long yet.",
     variables=(ITS_CLUSTER, JOB, JOB_INSTANCES),
-    rows=(_FIND, _RECEIPT, _LEAKS, _ALIVE, _CURVES, _VARIANCE, _TRAINS, _SERVES),
+    rows=(_FIND, _RECEIPT, _LEAKS, _ALIVE, _TROUBLE_ROW, _CURVES, _VARIANCE, _TRAINS, _SERVES),
     since="now-6h",
 )

@@ -159,7 +159,7 @@ RECEIPT = (
     row("Energy", REWORK, told(lambda job: sum(job.counters.energy) / 3.6e6)),
     row("GPU-hours", ("telemetry_outage", ALONE), lambda p: sum(p.leaks(job=ALONE).values()) / 3600),
     row("How long yet", REWORK, told(lambda job: 1200 / (job.owner.time_limit_seconds or 0)), letter="D"),
-    row("Time limit in", REWORK, told(lambda job: (job.owner.time_limit_seconds or 0) - 1200)),
+    row("How long yet", REWORK, told(lambda job: job.owner.time_limit_seconds or 0), letter="C"),
     row("What it costs and what to do first", JOBS["exposed_communication"],
         lambda p: PRICE * hours("exposed_communication", TRAINER)(p), letter="C", leak="exposed_communication",
         currency="USD"),
