@@ -20,8 +20,9 @@ from typing import Any
 
 import httpx
 
-from tests.e2e.running import Daemon, Page, daemon, environment, free_port, running, wait_for
+from tests.e2e.running import Daemon, Page, daemon, environment, free_port, running
 from tests.slurm.chroot import build
+from tests.waiting import wait_for
 
 ROOT = Path(__file__).resolve().parents[1]
 TREE = ROOT / ".cache/prometheus-3"

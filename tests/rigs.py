@@ -27,11 +27,10 @@ from exporter.sources.base import ReadResult
 from exporter.sources.selector import SourceSelector
 from exporter.workloads import WorkloadListener
 from tests.clocks import JumpClock
+from tests.waiting import PATIENCE
 from tests.worlds import WORKING, device, held
 
 TWO = (device("GPU-0", "0"), device("GPU-1", "1"))
-PATIENCE = 60.0
-"""Seconds of real time a test waits for another thread before it says that nothing comes."""
 
 
 class FakeSource:

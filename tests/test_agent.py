@@ -22,7 +22,8 @@ from exporter.schedulers.processes import ProcessesScheduler
 from exporter.sources.base import SourceError, TelemetrySource
 from exporter.sources.selector import QUICK_TRIES, RECHECK_INTERVAL, SourceSelector
 from tests.clocks import JumpClock
-from tests.rigs import PATIENCE, TWO, FakeScheduler, FakeSource, Rig, ladder
+from tests.rigs import TWO, FakeScheduler, FakeSource, Rig, ladder
+from tests.waiting import PATIENCE
 from tests.worlds import JOB, RESTING, held
 
 

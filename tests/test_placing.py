@@ -10,9 +10,9 @@ from exporter.config import Config, ReceiptSettings
 from exporter.core.job_record import JobRecord
 from exporter.core.model import Owner
 from exporter.registry import KubernetesSettings
-from tests.e2e.running import wait_for
 from tests.kubernetes.api import ApiServer
 from tests.kubernetes.cluster import pod_object
+from tests.waiting import wait_for
 
 END = 1_780_000_000.0
 OWNER = Owner("ml/job/train", "kubernetes", namespace="ml", pod="train-0", name="train", kind="job", nodes=2)

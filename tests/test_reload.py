@@ -34,7 +34,8 @@ from exporter.core.policy import Policy
 from exporter.core.prices import Price, Terms
 from exporter.core.snapshot import ReloadStatus
 from exporter.schedulers.rules import Rules
-from tests.rigs import PATIENCE, FakeScheduler, Rig
+from tests.rigs import FakeScheduler, Rig
+from tests.waiting import PATIENCE
 from tests.worlds import JOB, RESTING, held
 
 HEP = WorkloadRule(team="hep", user=".*")

@@ -15,7 +15,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.e2e.running import ROOT, environment, running, wait_for
+from tests.e2e.running import ROOT, environment, running
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.e2e
 UNIX_ONLY = ("fcntl", "grp", "pty", "pwd", "resource", "syslog", "termios", "tty")

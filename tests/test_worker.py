@@ -3,7 +3,6 @@
 import ast
 import asyncio
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from exporter.schedulers.kubernetes.api import LoopThread
 from exporter.training.logs.watcher import LogFollowerThread
 from exporter.worker import Worker
 from exporter.workloads import WorkloadListener, WorkloadProcess
+from tests.waiting import wait_for
 
 ROOT = Path(__file__).resolve().parents[1]
 PROCESSES = (WorkloadProcess(1, "7"),)
@@ -36,18 +36,13 @@ GUARDED = {
     "exporter/sources/dcgm/connection.py": "one connection; the caller waits for it and raises what it raised",
     "exporter/top/app.py": "ends the terminal's program, no part of the daemon",
     "exporter/top/client.py": "polls for the terminal's program, no part of the daemon",
-    "exporter/training/http_server.py": "HttpListener._run listens anew after a failure",
-    "exporter/training/unix_socket.py": "SocketListener._run listens anew after a failure",
     "exporter/worker.py": "the worker itself",
 }
 """Files that create a thread themselves, and why none of them ends silently. Any other uses a Worker."""
 
 
 def until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
+    wait_for(holds, "it holds", step=0.002)
 
 
 @pytest.fixture(autouse=True)

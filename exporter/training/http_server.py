@@ -11,7 +11,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,7 @@ from exporter.training.message import MOST_BYTES, ReportRefusedError
 from exporter.training.peer import Peer, PeerSearch, process_age
 from exporter.training.socket_owner import Address
 from exporter.training.unix_socket import ReportListenError
-from exporter.worker import AFTER_FAILURE_SECONDS
+from exporter.worker import Worker
 
 log = logging.getLogger(__name__)
 _CONNECTIONS = 256
@@ -80,44 +79,26 @@ class HttpListener:
         self._recent: deque[int] = deque(maxlen=_RECENT)
         self._app = Starlette(routes=[Route("/v1/report", self._handle_report, methods=["POST"])])
         self._server = self._new_server()
-        self._closed = threading.Event()
-        self.failures = 0
-        """Times that the server failed, and began anew without its connections."""
-        self._thread = threading.Thread(target=self._run, name="reports-http", daemon=True)
-        self._thread.start()
-
-    @property
-    def alive(self) -> bool:
-        """Whether the server's thread is running."""
-        return self._thread.is_alive()
+        self._stop = threading.Event()
+        self.worker = Worker("reports-http", self._run, stop=self._stop)
+        self.worker.start()
 
     def close(self) -> None:
         """Stop the server; a request in progress has one second to finish."""
-        self._closed.set()
+        self._stop.set()
         self._server.should_exit = True
-        self._thread.join(timeout=5.0)
+        self.worker.join(5.0)
 
     def _new_server(self) -> uvicorn.Server:
         return uvicorn.Server(_server_config(self._app, self._close_overdue))
 
     def _run(self) -> None:
-        while not self._closed.is_set():
-            try:
-                with self._sock:
-                    self._server.run(sockets=[self._sock])
-            except Exception:  # a bug of ours must not silence all jobs until the daemon is restarted
-                log.exception("reports: the server for HTTP failed and begins anew; please report this")
-                self.failures += 1
-                self._begin_anew()
-            else:
-                return
-
-    def _begin_anew(self) -> None:
-        """Listen on the same port again, as soon as that is possible."""
-        while not self._closed.wait(AFTER_FAILURE_SECONDS):
-            with suppress(ReportListenError):
-                self._sock, self._server = _listen(self._address.host, self._address.port), self._new_server()
-                return
+        """Serve until closed; after a failure on the same port again. Raises ReportListenError while it is taken."""
+        if self.worker.failures:
+            self._sock, self._server = _listen(self._address.host, self._address.port), self._new_server()
+            self._server.should_exit = self._stop.is_set()
+        with self._sock:
+            self._server.run(sockets=[self._sock])
 
     async def _handle_report(self, request: Request) -> Response:
         connection: _HttpConnection = request.state.connection

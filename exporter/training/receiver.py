@@ -24,6 +24,7 @@ from exporter.training.message import (
     model_flops,
 )
 from exporter.training.unix_socket import ReportListenError, SocketListener
+from exporter.worker import Worker
 from exporter.workloads import ProcessLookup, WorkloadListener, WorkloadProcess, WorkloadUpdate
 
 log = logging.getLogger(__name__)
@@ -45,13 +46,8 @@ class ReportListener(Protocol):
     """A server that puts messages into the inbox, on a thread of its own."""
 
     @property
-    def alive(self) -> bool:
-        """Whether its thread is running."""
-        ...
-
-    @property
-    def failures(self) -> int:
-        """Times that its thread failed and began anew."""
+    def worker(self) -> Worker:
+        """Its thread, which begins anew after a failure, without its connections."""
         ...
 
     def close(self) -> None:
@@ -93,7 +89,6 @@ class ReportReceiver:
     ) -> None:
         """`listeners` put messages into `inbox`; `faults` are reported until the receiver is closed."""
         self._inbox, self._listeners, self._proc = inbox, listeners, proc
-        self._failures = 0
         self._followers, self._faults = followers, tuple(faults)
         self._reported_at: dict[str, int] = {}
         """Time of the last report that each job sent itself; kept only if logs are followed."""
@@ -121,16 +116,7 @@ class ReportReceiver:
 
     def _listener_faults(self) -> list[Fault]:
         followers = () if self._followers is None else self._followers.faults()
-        return [*self._socket_faults(), *followers]
-
-    def _socket_faults(self) -> list[Fault]:
-        failures, self._failures = self._failures, sum(listener.failures for listener in self._listeners)
-        if not all(listener.alive for listener in self._listeners):
-            return [Fault("reports_failed", "a thread that receives reports has ended: please report this")]
-        if self._failures > failures:
-            message = "a thread that receives reports failed and began anew; see the log, and please report this"
-            return [Fault("reports_failed", message)]
-        return []
+        return [*(fault for each in self._listeners for fault in each.worker.faults("reports_failed")), *followers]
 
     def _counts(self) -> tuple[tuple[str, int], ...]:
         log_counts = {} if self._followers is None else self._followers.counts()

@@ -27,7 +27,7 @@ from exporter.connections import TokenBucket
 from exporter.training.inbox import Inbox, Reply, Sender
 from exporter.training.message import MOST_BYTES, ReportRefusedError
 from exporter.training.peer import CREDENTIALS_SPACE, connected_peer, process_age, sender_pid
-from exporter.worker import AFTER_FAILURE_SECONDS
+from exporter.worker import Worker
 
 _BACKLOG = 1024
 
@@ -159,47 +159,35 @@ class SocketListener:
         self._accepts = TokenBucket(_ACCEPTS_BURST, _ACCEPTS_PER_SECOND)
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll = self._new_epoll()
-        self._stopping = self._full = False
-        self.failures = 0
-        """Times that the thread failed, and began anew without its connections."""
+        self._full = False
+        self._stop = threading.Event()
         self.cpu_seconds = 0.0
         """CPU seconds used by the thread, updated at the end of each poll."""
-        self._thread = threading.Thread(target=self._run, name="reports", daemon=True)
-        self._thread.start()
-
-    @property
-    def alive(self) -> bool:
-        """Whether the thread is running."""
-        return self._thread.is_alive()
+        self.worker = Worker("reports", self._run, stop=self._stop)
+        self.worker.start()
 
     def close(self) -> None:
         """Close all connections, and remove the socket unless another process has replaced it."""
-        self._stopping = True
-        if self._thread.is_alive():
-            with suppress(OSError):
-                os.eventfd_write(self._wake, 1)
-        self._thread.join(timeout=2.0)
+        if self._stop.is_set():
+            return
+        self._stop.set()
+        os.eventfd_write(self._wake, 1)
+        self.worker.join(2.0)
+        if not self.worker.alive:
+            self._release()
         with suppress(OSError):
             if self._path.lstat().st_ino == self._inode:
                 self._path.unlink()
 
     def _run(self) -> None:
-        try:
-            while not self._stopping:
-                try:
-                    self._serve()
-                except Exception:  # a bug of ours must not silence all jobs until the daemon is restarted
-                    log.exception("reports: the socket's thread failed and begins anew; please report this")
-                    self.failures += 1
-                    self._begin_anew()
-                    time.sleep(AFTER_FAILURE_SECONDS)
-        finally:
-            self._release()
+        if self.worker.failures:
+            self._begin_anew()
+        self._serve()
 
     def _serve(self) -> None:
-        while not self._stopping:
+        while not self._stop.is_set():
             turns, timeout = _PACKETS_PER_ROUND, self._poll_timeout()
-            while self._serve_round(timeout) and turns and not self._stopping:
+            while self._serve_round(timeout) and turns and not self._stop.is_set():
                 turns, timeout = turns - 1, 0.0
             self.cpu_seconds = time.thread_time()
             time.sleep(_PAUSE)

@@ -1,4 +1,4 @@
-"""Scrapes of simulated nodes -> promtool with all rules, read in place: which alerts fired, since when, how often.
+"""Scrapes of simulated nodes -> promtool with all alert rules: which alerts fired, since when, how often.
 
 Owns the writing of series and the reading of promtool's answer. Refuses to know which alerts should fire. promtool's
 clock begins at Unix 0, and so do the nodes'. Unlike a real Prometheus it evaluates all groups in one order and at one
@@ -11,15 +11,14 @@ import re
 import subprocess
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 from typing import NamedTuple
 
 import yaml
 
 from exporter.core.metrics import METRICS, Metric
-from tests.alerts.lint import rules
-from tests.alerts.packs import FOLDER, files
+from tests.alerts.packs import FOLDER, Rule, alerts, files, needed
 from tests.alerts.promql import Matcher, Selector, parse, walk
 from tests.alerts.stories import Story, pages, within
 
@@ -53,11 +52,24 @@ class Firing(NamedTuple):
 def read() -> Mapping[str, tuple[tuple[Matcher, ...], ...]]:
     """Name of each series that some rule reads -> the conditions of each such reading."""
     found: dict[str, set[tuple[Matcher, ...]]] = {}
-    for rule in rules():
-        for node in walk(parse(rule.expr)):
+    for rule in chain.from_iterable(_groups().values()):
+        for node in walk(parse(rule["expr"])):
             if isinstance(node, Selector):
                 found.setdefault(node.name, set()).add(node.matchers)
     return {name: tuple(each) for name, each in found.items()}
+
+
+@cache
+def _groups() -> Mapping[str, tuple[Rule, ...]]:
+    """Give the alerts of each group and the recording rules that they read, directly or not, those read first.
+
+    What no alert reads is most of the rules and of what they cost; it cannot make an alert fire.
+    """
+    there = needed(" ".join(alert["expr"] for alert in alerts().values()), list(files()))
+    sheets = (yaml.safe_load((FOLDER / name).read_text()) for name in files())
+    groups = {group["name"]: group["rules"] for sheet in sheets for group in sheet["groups"]}
+    kept = {name: tuple(rule for rule in rows if "alert" in rule or rule in there) for name, rows in groups.items()}
+    return {name: rows for name, rows in kept.items() if rows}
 
 
 _METRICS = tuple(metric for metric in METRICS if metric.name in read())
@@ -157,10 +169,12 @@ def _played(stories: Mapping[str, Story], every: int, folder: Path, play: Play) 
         "input_series": [row for name, story in stories.items() for row in _input_series(story, name, play)],
         "promql_expr_test": [_question(name, story) for name, story in stories.items()],
     }
+    groups = [{"name": name, "rules": rows} for name, rows in _groups().items()]
+    (folder / "rules.yaml").write_text(json.dumps({"groups": groups}))
     sheet = {
-        "rule_files": [str(FOLDER / name) for name in files()],
+        "rule_files": ["rules.yaml"],
         "evaluation_interval": f"{every}s",
-        "group_eval_order": _groups(),
+        "group_eval_order": list(_groups()),
         "tests": [case],
     }
     path = folder / f"every-{every}s.yaml"
@@ -170,12 +184,6 @@ def _played(stories: Mapping[str, Story], every: int, folder: Path, play: Play) 
     env = os.environ | {"GOGC": "400"}
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=800, env=env)
     return _firings(done.stderr) if done.returncode else iter(())
-
-
-def _groups() -> list[str]:
-    """Every group, those that others read first."""
-    sheets = (yaml.safe_load((FOLDER / name).read_text()) for name in files())
-    return [group["name"] for sheet in sheets for group in sheet["groups"]]
 
 
 def _question(cluster: str, story: Story) -> dict[str, object]:

@@ -19,9 +19,9 @@ from exporter.checkup.base import (
     split_advice,
 )
 from exporter.config import Config
+from tests.waiting import PATIENCE
 
 HERE = CheckContext(config=Config())
-PATIENCE = 30.0
 
 
 def well(_here: CheckContext, _before: Findings) -> Iterator[Finding]:

@@ -35,10 +35,11 @@ from exporter.registry import KubernetesSettings
 from exporter.schedulers.kubernetes.api import ApiServer as Access
 from exporter.schedulers.kubernetes.api import ApiTimeouts
 from exporter.schedulers.kubernetes.objects import KubernetesNode
-from tests.e2e.running import Page, wait_for
+from tests.e2e.running import Page
 from tests.kubernetes import api, schemas
 from tests.kubernetes.api import VERSION, ApiServer, Json
 from tests.kubernetes.cluster import uid_of
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.slow
 

@@ -23,7 +23,8 @@ from msgspec import Struct
 
 from tests.alerts.promql import Selector, parse, walk
 from tests.dashboards.remote_write import Points, request
-from tests.e2e.running import Labels, environment, free_port, running, wait_for
+from tests.e2e.running import Labels, environment, free_port, running
+from tests.waiting import wait_for
 
 FOLDER = Path(__file__).parents[2] / "alerts"
 Series = dict[Labels, Points]

@@ -11,33 +11,22 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from decimal import Decimal
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import httpx
 
+from tests.waiting import PATIENCE, wait_for
+
 ROOT = Path(__file__).resolve().parents[2]
-PATIENCE = 40.0
-"""Seconds a test waits for what must come; reached only where it does not."""
 _SAMPLE = re.compile(r"(\w+)(?:\{(.*)\})? (\S+)")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _SERVING = re.compile(r"serving http://\S+:(\d+)/")
 Labels = frozenset[tuple[str, str]]
-Found = TypeVar("Found")
-
-
-def wait_for(ask: Callable[[], Found | None], what: str, *, seconds: float = PATIENCE) -> Found:
-    """Ask again and again until the answer is true, and return it; raises AssertionError naming `what`."""
-    deadline = time.monotonic() + seconds
-    while not (found := ask()):
-        assert time.monotonic() < deadline, f"{what}: not so after {seconds:g} s"
-        time.sleep(0.05)
-    return found
 
 
 class Page:

@@ -38,8 +38,9 @@ from exporter.simulate.simulation import simulate
 from exporter.trace import TraceHeader, TraceWriter
 from tests.dashboards.past import Past
 from tests.e2e.databases import started, victoria
-from tests.e2e.running import PATIENCE, Labels, Page, command, environment, wait_for
+from tests.e2e.running import Labels, Page, command, environment
 from tests.report.commands import run as report
+from tests.waiting import PATIENCE, wait_for
 
 pytestmark = pytest.mark.e2e
 BEGIN = 1_767_225_600

@@ -17,10 +17,11 @@ from exporter.cluster.metrics import page
 from exporter.cluster.slurm import SlurmCluster
 from exporter.cluster.watcher import ClusterWatcher
 from exporter.schedulers.slurm.client import Commands
-from tests.e2e.running import Page, Program, command, environment, running, wait_for
+from tests.e2e.running import Page, Program, command, environment, running
 from tests.slurm.plan import Plan
 from tests.slurm.rig import SlurmRig
 from tests.slurm.sites import root_of
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.e2e
 REFRESH = 60.0

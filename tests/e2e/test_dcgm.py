@@ -15,8 +15,9 @@ import pytest
 
 from tests.dcgm_stub.bindings import missing, unpack
 from tests.dcgm_stub.build import LIBRARY, build
-from tests.e2e.running import ROOT, Daemon, Page, daemon, wait_for
+from tests.e2e.running import ROOT, Daemon, Page, daemon
 from tests.shared_library import compiler
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.e2e
 PERIOD = Decimal("0.2")

@@ -12,7 +12,8 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from tests.e2e.running import Daemon, Page, Site, daemon, site, wait_for
+from tests.e2e.running import Daemon, Page, Site, daemon, site
+from tests.waiting import wait_for
 
 SAMPLES = Path(__file__).parents[2] / "../shared/samples/dcgm-exporter"
 FACTS = {
@@ -154,12 +155,15 @@ def test_work_of_an_unknown_owner_is_work_with_the_energy_the_counter_says(
 
 
 def test_a_page_that_stands_still_is_not_believed_for_ever(serve: Serve, exporter_of: Callable[..., Site]) -> None:
-    frozen = Worked()()
-    served = serve(exporter_of(lambda: frozen), GPU_EFFICIENCY_DCGM_EXPORTER_COLLECT_INTERVAL_SECONDS="1")
+    worked, frozen = Worked(), list[tuple[bytes, str]]()
+    site = exporter_of(lambda: frozen[0] if frozen else worked())
+    served = serve(site, GPU_EFFICIENCY_DCGM_EXPORTER_COLLECT_INTERVAL_SECONDS="1")
+    served.until(useful, "believed at first")
+    frozen.append(worked())
     page = served.until(lambda page: page.states() == {"0": ("unobserved", "stale")}, "no longer believed")
     assert page.rows("power_watts") == []
     assert page.total("unobserved_seconds_total", reason="stale") > 0
-    assert page.total("seconds_total", leak="unobserved") < page.total("paid_seconds_total"), "believed at first"
+    assert page.total("seconds_total", leak="unobserved") < page.total("paid_seconds_total")
 
 
 def useful(page: Page) -> Any:

@@ -19,8 +19,9 @@ import pytest
 from exporter import __version__
 from release import build
 from tests.archives import unpack
-from tests.e2e.running import ROOT, Page, environment, running, wait_for
+from tests.e2e.running import ROOT, Page, environment, running
 from tests.image.ours import wheels
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.e2e
 NAME = f"gpu_efficiency_exporter-{__version__}"

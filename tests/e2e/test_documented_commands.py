@@ -17,7 +17,8 @@ from msgspec import Struct
 from tests.documents.blocks import ROOT, every_block
 from tests.documents.ours import of_block
 from tests.e2e.databases import started
-from tests.e2e.running import PATIENCE, Daemon, command, daemon, environment, wait_for
+from tests.e2e.running import Daemon, command, daemon, environment
+from tests.waiting import PATIENCE, wait_for
 
 pytestmark = pytest.mark.e2e
 

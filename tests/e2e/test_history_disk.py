@@ -12,9 +12,10 @@ import pytest
 from exporter.core.job_record import JobRecordQuery
 from exporter.history.recorder import CHECKPOINT_WAIT_SECONDS
 from exporter.history.store import open_read_only
-from tests.e2e.running import Page, wait_for
+from tests.e2e.running import Page
 from tests.history.disk.build import Disk
 from tests.history.served import Node, Served, Told
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.e2e
 SLACK_SECONDS = 3.0

@@ -19,10 +19,11 @@ import pytest
 
 from tests.certificates import Authority
 from tests.e2e.checked import PACE, UUIDS, Node, Told, kubelet_of
-from tests.e2e.running import ROOT, command, free_port, running, wait_for
+from tests.e2e.running import ROOT, command, free_port, running
 from tests.slurm.plan import Plan
 from tests.slurm.rig import SlurmRig
 from tests.sources.exporter_pages import BUSY, gpu
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.e2e
 DOCUMENT = ROOT / "docs/install-check.md"

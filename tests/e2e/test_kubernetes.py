@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from exporter.core.model import SECOND, Process, Reading
-from tests.e2e.running import Daemon, Page, daemon, wait_for
+from tests.e2e.running import Daemon, Page, daemon
 from tests.kubernetes.cluster import NODE, Node, gpu_uuid, kept_by, node, node_object, pod_object, uid_of
 from tests.nvml_stub.build import build
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.e2e
 PACE = ("--sampling.interval-seconds", "0.5")

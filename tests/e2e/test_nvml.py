@@ -17,8 +17,9 @@ from exporter.core.ledger import Ledger
 from exporter.core.pipeline import advance
 from exporter.core.snapshot import DaemonMetadata, take_snapshot
 from exporter.trace import read_trace
-from tests.e2e.running import Daemon, Page, command, daemon, environment, running, wait_for
+from tests.e2e.running import Daemon, Page, command, daemon, environment, running
 from tests.nvml_stub.build import LIBRARY, build
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.e2e
 ALL = [f"{index}" for index in range(8)]

@@ -31,8 +31,9 @@ from tests.alerts.packs import FOLDER
 from tests.dashboards.past import Past, prometheus, rules
 from tests.dashboards.stories import Story, play
 from tests.e2e.databases import started, victoria
-from tests.e2e.running import ROOT, Daemon, Page, daemon, wait_for
+from tests.e2e.running import ROOT, Daemon, Page, daemon
 from tests.fleets import fleet_of
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.e2e
 EXAMPLES = ROOT / "examples" / "prometheus"

@@ -11,8 +11,9 @@ import pytest
 
 from exporter.schedulers.privacy import UserMask
 from exporter.trace import read_trace
-from tests.e2e.running import Daemon, Page, command, daemon, environment, running, wait_for
+from tests.e2e.running import Daemon, Page, command, daemon, environment, running
 from tests.nvml_stub.build import build
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.e2e
 PACE = ("--sampling.interval-seconds", "0.5")

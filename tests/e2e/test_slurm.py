@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 from msgspec import Struct
 
-from tests.e2e.running import Page, wait_for
+from tests.e2e.running import Page
 from tests.slurm.plan import USER
 from tests.slurm.processes import task
 from tests.slurm.rig import SlurmRig
 from tests.slurm.sites import Site, site
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.e2e
 SITES = ("22.05", "22.05 with device cgroups", "24.11 with device cgroups", "26.05 with SLUIDs")

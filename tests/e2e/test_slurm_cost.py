@@ -5,8 +5,8 @@ from functools import partial
 
 import pytest
 
-from tests.e2e.running import wait_for
 from tests.slurm.sites import Site, site
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.e2e
 JOBS = 16

@@ -6,9 +6,9 @@ from decimal import Decimal
 
 import pytest
 
-from tests.e2e.running import wait_for
 from tests.slurm.observer import INTERVAL, REST
 from tests.slurm.sites import Site, site
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.e2e
 SETTINGS = {"SLURM_NODE_STATE_SECONDS": "1", "SLURM_TIMEOUT_SECONDS": "2"}

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.e2e.running import wait_for
 from tests.slurm.observer import REST, Observer, observed
 from tests.slurm.plan import Plan
 from tests.slurm.rig import SlurmRig
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.e2e
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.running import command, wait_for
+from tests.e2e.running import command
 from tests.ordinary import hidden
 from tests.report.commands import run
 from tests.slurm.observer import REST, Observer, observed
@@ -21,6 +21,7 @@ from tests.slurm.plan import USER, Plan
 from tests.slurm.receipts import install
 from tests.slurm.rig import SlurmRig
 from tests.slurm.sites import root_of
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.e2e
 in_all_versions = pytest.mark.parametrize("cluster", ["22.05", "24.11", "26.05"], indirect=True, scope="module")

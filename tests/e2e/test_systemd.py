@@ -9,10 +9,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.e2e.running import Page, wait_for
+from tests.e2e.running import Page
 from tests.systemd.bounds import CHANGES, GRANTED, REFUSED
 from tests.systemd.installed import CLUSTER, CONFIG, UNIT, Node, blocks, wheel
 from tests.systemd.machine import MISSING, Machine, MachineError
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.e2e
 FREE = "/usr/bin/sleep 600"

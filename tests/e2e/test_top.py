@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.running import PATIENCE, Daemon, Program, command, daemon, environment, free_port, running, wait_for
+from tests.e2e.running import Daemon, Program, command, daemon, environment, free_port, running
 from tests.top.terminal import DOWN, ENTER, ESCAPE, TAB, terminal
+from tests.waiting import PATIENCE, wait_for
 
 pytestmark = pytest.mark.e2e
 COLOUR = re.compile(rb"\x1b\[(?:[0-9;]*;)?(?:3[0-7]|4[0-7]|9[0-7]|10[0-7]|38|48)(?:;[0-9;]*)?m")

@@ -18,9 +18,10 @@ from typing import Any
 import pytest
 
 from exporter.training import client
-from tests.e2e.running import Daemon, Page, daemon, wait_for
+from tests.e2e.running import Daemon, Page, daemon
 from tests.nvml_stub.build import build
 from tests.training.frameworks.running import HERE, PYTHON, bounds, missing
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.e2e
 CRASHED = 17

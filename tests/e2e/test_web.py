@@ -16,8 +16,9 @@ import yaml
 from msgspec import Struct
 
 from tests.certificates import Authority
-from tests.e2e.running import PATIENCE, Program, command, environment, free_port, running, wait_for
+from tests.e2e.running import Program, command, environment, free_port, running
 from tests.fuzz import soak
+from tests.waiting import PATIENCE, wait_for
 
 pytestmark = pytest.mark.e2e
 WORD = "correct horse"
@@ -111,9 +112,9 @@ def test_tls_and_a_password_for_curl_and_openssl_and_a_new_certificate(tmp_path:
         before = _fingerprint(served)
         for end in ("crt", "key"):
             shutil.copy(tmp_path / f"new.{end}", tmp_path / f"server.{end}")
-        wait_for(lambda: _fingerprint(served) != before, "the new certificate is served", seconds=20)
+        wait_for(lambda: _fingerprint(served) != before, "the new certificate is served")
         (tmp_path / "server.key").write_text("gone wrong")
-        wait_for(lambda: "not reloaded" in served.program.log(), "the bad key is reported", seconds=20)
+        wait_for(lambda: "not reloaded" in served.program.log(), "the bad key is reported")
         assert served.status("/metrics", "-u", ADA) == 200
         assert (
             "server.key" in served.curl("/readyz", "-u", ADA)[1] or "key_file" in served.curl("/readyz", "-u", ADA)[1]

@@ -4,7 +4,6 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -26,6 +25,7 @@ from exporter.engines.scraper import EngineScraper, open_engines
 from exporter.sockets import ListeningSocket, addresses, listeners, reachable_host
 from exporter.workloads import WorkloadProcess, WorkloadUpdate
 from tests.engines.standins import StandIn
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -287,8 +287,4 @@ def take(poller: EngineScraper, one: Running) -> WorkloadUpdate:
 
 
 def until(look: Callable[[], tuple[T, ...]]) -> tuple[T, ...]:
-    deadline = time.monotonic() + 60
-    while not (what := look()):
-        assert time.monotonic() < deadline, "nothing came"
-        time.sleep(0.05)
-    return what
+    return wait_for(look, "something comes")

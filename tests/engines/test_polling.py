@@ -31,6 +31,7 @@ from exporter.engines.scraper import (
 from exporter.workloads import WorkloadProcess, WorkloadUpdate
 from tests.clocks import JumpClock
 from tests.engines.standins import Server, StandIn, served
+from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.slow
 
@@ -62,7 +63,7 @@ class Bench:
         self.clock.wait(self.clock.now() + int(seconds * SECOND), threading.Event())
 
     def until(self, good: Callable[[], bool], *, step: float = 0.0) -> None:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + PATIENCE
         while self.take() and not good():
             assert time.monotonic() < deadline, (self.last, self.serving)
             self.jump(step)

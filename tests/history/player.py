@@ -27,10 +27,10 @@ from exporter.history.recorder import HistoryRecorder
 from exporter.history.store import HistoryStore
 from exporter.simulate.scenarios import SCENARIOS
 from exporter.simulate.simulation import simulate
+from tests.waiting import PATIENCE
 
 STORY = "demo"
 TICK_SECONDS = 10.0
-_PATIENCE_SECONDS = 20.0
 
 
 class PlayedClock:
@@ -84,7 +84,7 @@ class Played:
 
     def scrape(self) -> Snapshot | None:
         """Return what a scrape gets; repeated while the disk works but is slow, as on a busy machine."""
-        newest, deadline = self.agent.latest(), time.monotonic() + _PATIENCE_SECONDS
+        newest, deadline = self.agent.latest(), time.monotonic() + PATIENCE
         assert newest is not None
         told = self.history.checkpointed_view(newest)
         while told is not newest and self.history.status().works and time.monotonic() < deadline:

@@ -13,9 +13,10 @@ from pathlib import Path
 
 import httpx
 
-from tests.e2e.running import PATIENCE, Labels, Page, Program, command, environment, wait_for
+from tests.e2e.running import Labels, Page, Program, command, environment
 from tests.e2e.running import _port as port_of
 from tests.nvml_stub.build import build
+from tests.waiting import PATIENCE, wait_for
 
 GPUS = 8
 NOTHING: Mapping[str, str] = {}

@@ -1,7 +1,6 @@
 """The recorder's thread on a real file: failures are reported and retried, and block nothing."""
 
 import logging
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from functools import cache
@@ -18,6 +17,7 @@ from exporter.history import recorder
 from exporter.history.resume import read_checkpoint
 from exporter.history.store import DamagedError, HistoryError, HistoryStore, open_if_readable, open_read_only
 from tests.history.player import Played, part_of, story
+from tests.waiting import wait_for
 
 
 @cache
@@ -41,10 +41,7 @@ def _live() -> Iterator[Live]:
 
 
 def until(true: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + 20
-    while not true():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.01)
+    wait_for(true, what, step=0.01)
 
 
 def play(life: Played, first: int, last: int) -> None:

@@ -24,6 +24,7 @@ from exporter.history.resume import read_checkpoint
 from exporter.history.store import ClosedBook, HistoryError, open_read_only
 from exporter.simulate.scenarios import SCENARIOS
 from tests.history.player import Played, part_of, story
+from tests.waiting import PATIENCE
 
 PARTS = dict[str, Counter[str]]
 
@@ -85,7 +86,7 @@ def lives(observations: list[Observation], edges: list[int], path: Path, ways: l
 
 def _saved(life: Played, path: Path) -> None:
     """Scrape until the file has the newest values: a busy machine may need longer than a scrape waits."""
-    newest, deadline = life.agent.latest(), time.monotonic() + 30
+    newest, deadline = life.agent.latest(), time.monotonic() + PATIENCE
     assert newest is not None
     while True:
         assert life.scrape() is not None

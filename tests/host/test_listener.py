@@ -2,7 +2,6 @@
 
 import shutil
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -15,8 +14,7 @@ from exporter.host.listener import SILENCE, HostListener, open_host
 from exporter.host.pressure import MAX_JOBS
 from exporter.workloads import WorkloadProcess, WorkloadUpdate
 from tests.host.test_rdma import IB, port
-
-WAIT = 30.0
+from tests.waiting import PATIENCE, wait_for
 
 
 class Meter:
@@ -29,7 +27,7 @@ class Meter:
         self.gate.set()
 
     def measure(self, jobs: Mapping[str, Sequence[int]], now: int) -> tuple[HostUsage, ...]:
-        self.gate.wait(WAIT)
+        self.gate.wait(PATIENCE)
         self.jobs = jobs
         if self.error is not None:
             raise self.error
@@ -55,10 +53,7 @@ def poll(listener: HostListener, *processes: WorkloadProcess, now: int | None = 
 
 
 def until(what: Callable[[], bool]) -> None:
-    end = time.monotonic() + WAIT
-    while not what():
-        assert time.monotonic() < end
-        time.sleep(0.005)
+    wait_for(what, "it is so", step=0.005)
 
 
 JOB = (WorkloadProcess(11, "7"), WorkloadProcess(12, "7"), WorkloadProcess(21, "8"))

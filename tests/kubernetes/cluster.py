@@ -22,11 +22,11 @@ from exporter.schedulers.kubernetes.api import ApiTimeouts
 from exporter.schedulers.kubernetes.scheduler import KubernetesScheduler, WatchIntervals, open_kubernetes
 from tests.kubernetes.api import ApiServer, Json
 from tests.kubernetes.kubelet import Kubelet
+from tests.waiting import PATIENCE
 
 NODE = "node-1"
-PATIENCE = WatchIntervals(refresh=0.1, sync=5.0, grace=1.0, settle=0.0, retry=0.05, publish=0.01, restart_grace=1.0)
+INTERVALS = WatchIntervals(refresh=0.1, sync=5.0, grace=1.0, settle=0.0, retry=0.05, publish=0.01, restart_grace=1.0)
 PACE = ApiTimeouts(first=0.05, most=0.2, response=1.0, watch_idle=5.0)
-DEADLINE = 20.0
 Found = TypeVar("Found")
 
 
@@ -132,10 +132,10 @@ class Node:
         )
 
     def opens(
-        self, patience: WatchIntervals = PATIENCE, *, pace: ApiTimeouts = PACE, **settings: Any
+        self, intervals: WatchIntervals = INTERVALS, *, pace: ApiTimeouts = PACE, **settings: Any
     ) -> KubernetesScheduler:
         config = self.config(**settings)
-        self.scheduler = open_kubernetes(config, environ={}, intervals=patience, timeouts=pace)
+        self.scheduler = open_kubernetes(config, environ={}, intervals=intervals, timeouts=pace)
         return self.scheduler
 
     def look(self, *readings: Reading) -> SchedulerState | None:
@@ -176,7 +176,7 @@ def holds(state: SchedulerState) -> set[tuple[str, str]]:
 
 def wait_for(ask: Callable[[], Found | None], what: str) -> Found:
     """Poll until the answer is true; an error of the scheduler counts as false."""
-    deadline, last = time.monotonic() + DEADLINE, ""
+    deadline, last = time.monotonic() + PATIENCE, ""
     while time.monotonic() < deadline:
         try:
             if found := ask():
@@ -184,7 +184,7 @@ def wait_for(ask: Callable[[], Found | None], what: str) -> Found:
         except SchedulerError as err:
             last = str(err)
         time.sleep(0.01)
-    raise AssertionError(f"not so after {DEADLINE:g} s: {what}; {last}")
+    raise AssertionError(f"not so after {PATIENCE:g} s: {what}; {last}")
 
 
 def closed(scheduler: KubernetesScheduler) -> None:

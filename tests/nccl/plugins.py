@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from exporter.core.model import SECOND
+from tests.waiting import PATIENCE
 
-DEADLINE = 20.0
 US = 1_000_000
 """Microseconds of a second."""
 PROGRAM = """
@@ -128,7 +128,7 @@ class JobProcess:
         assert self.process.stdout is not None
         if not self.process.stdin.closed:
             self.process.stdin.close()
-        self.process.wait(DEADLINE)
+        self.process.wait(PATIENCE)
         self.process.stdout.close()
 
 

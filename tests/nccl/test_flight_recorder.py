@@ -40,10 +40,10 @@ from exporter.nccl.pickle_reader import read_pickle
 from exporter.nccl.processes import LocalProcess
 from exporter.workloads import WorkloadProcess
 from tests.nccl.test_investigator import Rig, wait_until
+from tests.waiting import PATIENCE
 
 PROC = Path("/proc")
 RECORDED = Path(__file__).with_name("recorded")
-GENEROUS = 60.0
 ME = os.getpid()
 
 
@@ -217,23 +217,23 @@ def outcome(call: Callable[[], object]) -> str:
 
 def test_the_control_plane_is_asked_for_nccl_first_then_for_others(serve: Serve) -> None:
     server, asked = serve(gloo(0))
-    assert read_handlers(asked, PROC, seconds=GENEROUS).enqueued == {"0": 6, "1": 1}
+    assert read_handlers(asked, PROC, seconds=PATIENCE).enqueued == {"0": 6, "1": 1}
     assert server.asked == ["dump_nccl_trace_json?onlyactive=false", "fr_trace_json"]
 
 
 @pytest.mark.parametrize(("rank", "frame"), [(0, "train (train.py:34)"), (1, "save_checkpoint (train.py:19)")])
 def test_the_stack_is_the_main_thread_s(serve: Serve, rank: int, frame: str) -> None:
     _, asked = serve(gloo(rank))
-    assert read_stack(asked, PROC, seconds=GENEROUS) == frame
+    assert read_stack(asked, PROC, seconds=PATIENCE) == frame
 
 
 def test_an_older_pytorch_has_no_handlers(serve: Serve) -> None:
     _, asked = serve({})
-    assert outcome(lambda: read_handlers(asked, PROC, seconds=GENEROUS)) == "recorder_empty"
-    assert outcome(lambda: read_stack(asked, PROC, seconds=GENEROUS)) == "recorder_no_handler"
+    assert outcome(lambda: read_handlers(asked, PROC, seconds=PATIENCE)) == "recorder_empty"
+    assert outcome(lambda: read_stack(asked, PROC, seconds=PATIENCE)) == "recorder_no_handler"
     _, asked = serve({"dump_nccl_trace_json": b"{", "dump_traceback": b"nothing"})
-    assert outcome(lambda: read_handlers(asked, PROC, seconds=GENEROUS)) == "recorder_malformed"
-    assert read_stack(asked, PROC, seconds=GENEROUS) == ""
+    assert outcome(lambda: read_handlers(asked, PROC, seconds=PATIENCE)) == "recorder_malformed"
+    assert read_stack(asked, PROC, seconds=PATIENCE) == ""
 
 
 def test_a_socket_that_another_process_serves_is_not_asked(serve: Serve) -> None:
@@ -241,7 +241,7 @@ def test_a_socket_that_another_process_serves_is_not_asked(serve: Serve) -> None
     with subprocess.Popen(["sleep", "600"]) as other:
         try:
             theirs = replace(asked, pid=other.pid)
-            assert outcome(lambda: read_handlers(theirs, PROC, seconds=GENEROUS)) == "recorder_foreign"
+            assert outcome(lambda: read_handlers(theirs, PROC, seconds=PATIENCE)) == "recorder_foreign"
         finally:
             other.kill()
     assert server.asked == []
@@ -259,7 +259,7 @@ def test_paths_that_lead_elsewhere_are_not_followed(serve: Serve, folder: Path, 
         "nothing": f"{folder}/nothing", "relative": "s", "up": f"{folder}/../{folder.name}/s", "no path": "",
     }[kind]  # fmt: skip
     asked = process(TORCH_WORKER_SERVER_SOCKET=path)
-    assert outcome(lambda: read_handlers(asked, PROC, seconds=GENEROUS)) == "recorder_file"
+    assert outcome(lambda: read_handlers(asked, PROC, seconds=PATIENCE)) == "recorder_file"
     assert server.asked == []
 
 
@@ -288,10 +288,10 @@ def test_what_is_no_http_is_malformed(folder: Path) -> None:
 
         threading.Thread(target=reply, daemon=True).start()
         asked = process(TORCH_WORKER_SERVER_SOCKET=f"{folder}/s")
-        assert outcome(lambda: read_stack(asked, PROC, seconds=GENEROUS)) == "recorder_malformed"
-        assert outcome(lambda: read_stack(asked, PROC, seconds=GENEROUS)) == "recorder_status"
+        assert outcome(lambda: read_stack(asked, PROC, seconds=PATIENCE)) == "recorder_malformed"
+        assert outcome(lambda: read_stack(asked, PROC, seconds=PATIENCE)) == "recorder_status"
         server.shutdown(socket.SHUT_RDWR)
-        assert outcome(lambda: read_stack(asked, PROC, seconds=GENEROUS)) == "recorder_closed"
+        assert outcome(lambda: read_stack(asked, PROC, seconds=PATIENCE)) == "recorder_closed"
 
 
 # The dump through the pipe.
@@ -323,23 +323,23 @@ def _read(reader: int) -> bytes:
 
 def test_a_write_to_the_pipe_makes_the_process_dump(folder: Path) -> None:
     asked = dumping(folder, (RECORDED / "gloo_rank0.pickle").read_bytes())
-    assert dump_and_read(asked, PROC, seconds=GENEROUS).enqueued == {"0": 5, "1": 1}
+    assert dump_and_read(asked, PROC, seconds=PATIENCE).enqueued == {"0": 5, "1": 1}
 
 
 def test_a_dump_that_would_run_something_is_refused(folder: Path) -> None:
     asked = dumping(folder, pickle.dumps(Path("/x")))
-    assert outcome(lambda: dump_and_read(asked, PROC, seconds=GENEROUS)) == "recorder_malformed"
+    assert outcome(lambda: dump_and_read(asked, PROC, seconds=PATIENCE)) == "recorder_malformed"
 
 
 def test_a_dump_behind_a_link_is_not_read(folder: Path) -> None:
     asked = dumping(folder, b"x", name="target")
     (folder / "dump_0").symlink_to(folder / "target")
-    assert outcome(lambda: dump_and_read(asked, PROC, seconds=GENEROUS)) == "recorder_file"
+    assert outcome(lambda: dump_and_read(asked, PROC, seconds=PATIENCE)) == "recorder_file"
 
 
 def test_a_huge_dump_is_not_read(folder: Path) -> None:
     asked = dumping(folder, b"N" * ((8 << 20) + 1))
-    assert outcome(lambda: dump_and_read(asked, PROC, seconds=GENEROUS)) == "recorder_too_large"
+    assert outcome(lambda: dump_and_read(asked, PROC, seconds=PATIENCE)) == "recorder_too_large"
 
 
 def test_a_process_that_reads_no_pipe_or_writes_no_dump(folder: Path) -> None:

@@ -1,7 +1,6 @@
 """The whole way: a real process's file, the thread that reads it, an Observation, the core's totals, the metrics."""
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -24,8 +23,9 @@ from exporter.web.api import jobs_out
 from exporter.workloads import WorkloadProcess
 from tests.clocks import JumpClock
 from tests.nccl.conftest import StartProcess
-from tests.nccl.plugins import DEADLINE, US, JobProcess, collective
+from tests.nccl.plugins import US, JobProcess, collective
 from tests.rigs import FakeScheduler, Rig
+from tests.waiting import wait_for
 from tests.worlds import JOB, WORKING, held
 
 
@@ -40,10 +40,7 @@ def tick_until(rig: Rig, found: Callable[[], bool]) -> None:
 
 
 def until(found: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE
-    while not found():
-        assert time.monotonic() < deadline, "it did not come"
-        time.sleep(0.002)
+    wait_for(found, "it comes", step=0.002)
 
 
 class RigClock:

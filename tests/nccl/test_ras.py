@@ -11,10 +11,10 @@ import pytest
 from exporter.nccl.connection import NoAnswerError
 from exporter.nccl.ras import LIMIT_BYTES, MOST_RANKS, RasAnswer, ask, parse_answer
 from tests.nccl.ras_server import RasServer, communicator, document, endless, missing_rank, rank_of
+from tests.waiting import PATIENCE
 
 Serve = Callable[..., RasServer]
 JOB = document(communicator("a", [rank_of(0, AllReduce=7), rank_of(1, AllReduce=6)], [missing_rank(2)]))
-GENEROUS = 60.0
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def serve() -> Iterator[Serve]:
         yield serve
 
 
-def outcome_of(server: RasServer, *, seconds: float = GENEROUS) -> str:
+def outcome_of(server: RasServer, *, seconds: float = PATIENCE) -> str:
     with server.connect() as sock, pytest.raises(NoAnswerError) as failure:
         ask(sock, seconds=seconds)
     return failure.value.outcome
@@ -38,7 +38,7 @@ def outcome_of(server: RasServer, *, seconds: float = GENEROUS) -> str:
 def test_the_state_of_all_communicators_is_asked_for_in_the_published_protocol(serve: Serve) -> None:
     server = serve()
     with server.connect() as sock:
-        answer = ask(sock, seconds=GENEROUS)
+        answer = ask(sock, seconds=PATIENCE)
     assert server.received == ["CLIENT PROTOCOL 2", "TIMEOUT 5", "SET FORMAT json", "VERBOSE STATUS"]
     (found,) = answer.communicators
     assert (found.key, found.size, answer.nccl_version) == (("0xa", "0xa:0x1"), 3, "2.29.1")
@@ -53,7 +53,7 @@ def test_the_acceptor_is_verified_before_anything_else_is_asked(serve: Serve) ->
 
     server = serve()
     with server.connect() as sock, pytest.raises(NoAnswerError, match="another job"):
-        ask(sock, seconds=GENEROUS, verify=refuse)
+        ask(sock, seconds=PATIENCE, verify=refuse)
     assert server.received == ["CLIENT PROTOCOL 2"]
 
 
@@ -116,7 +116,7 @@ def test_a_connection_that_is_closed_early_is_no_answer() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as sock:
         server.accept()[0].close()
         with pytest.raises(NoAnswerError) as failure:
-            ask(sock, seconds=GENEROUS)
+            ask(sock, seconds=PATIENCE)
         assert failure.value.outcome == "ras_closed"
 
 

@@ -13,8 +13,8 @@ from exporter.schedulers.base import CONDITIONS, SchedulerError, SchedulerState
 from exporter.schedulers.kubernetes.scheduler import WatchIntervals, open_kubernetes
 from tests.kubernetes.cluster import (
     GPUS,
+    INTERVALS,
     NODE,
-    PATIENCE,
     Node,
     gpu_uuid,
     holds,
@@ -667,7 +667,7 @@ def test_where_it_runs_is_read_from_the_pods_environment(here: Node) -> None:
         "KUBERNETES_SERVICE_PORT": f"{here.api.port}",
         "NODE_NAME": NODE,
     }
-    here.scheduler = open_kubernetes(config, environ=environ, intervals=PATIENCE)
+    here.scheduler = open_kubernetes(config, environ=environ, intervals=INTERVALS)
     here.held((0, "ml/job/train"))
 
 

@@ -12,10 +12,10 @@ from exporter.core.job_record import JobRecord
 from exporter.core.model import Owner
 from exporter.schedulers.kubernetes.api import ApiServer as Access
 from exporter.schedulers.kubernetes.publisher import _MOST_WAITING, ANNOTATION, Destination, JobReportPublisher
-from tests.e2e.running import wait_for
 from tests.kubernetes import schemas
 from tests.kubernetes.api import VERSION, ApiServer, Json
 from tests.kubernetes.cluster import PACE, pod_object, uid_of
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.slow
 

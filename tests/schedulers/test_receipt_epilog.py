@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.running import wait_for
+from tests.waiting import wait_for
 
 SCRIPT = Path(__file__).parents[2] / "exporter/data/slurm-receipt.sh"
 SHELLS = [shell for shell in ("dash", "bash") if shutil.which(shell)]

@@ -17,6 +17,7 @@ from exporter.schedulers.slurm.local_node import GpuMap
 from exporter.schedulers.slurm.parsing import SlurmJob
 from exporter.schedulers.slurm.restd import RestClient
 from tests.schedulers.slurm_rig import NODE, RECORDED, Answers, Here, job, recorded
+from tests.waiting import wait_for
 
 
 class Script:
@@ -271,11 +272,8 @@ def test_what_is_no_slurmrestd_is_silence(restd: str, tmp_path: Path) -> None:
 # The thread.
 
 
-def until(holds: Callable[[], bool], seconds: float = 20.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+def until(holds: Callable[[], bool]) -> None:
+    wait_for(holds, "it holds", step=0.01)
 
 
 def alive(pid: int) -> bool:

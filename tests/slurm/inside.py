@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
-SECONDS = 30.0
-"""Timeout of one command in seconds; all of them answer in milliseconds."""
+from tests.waiting import PATIENCE
+
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _MOUNT = """
 set -e
@@ -76,7 +76,7 @@ class Inside:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=SECONDS,
+            timeout=PATIENCE,
             check=False,
         )
         assert not check or not done.returncode, f"{' '.join(command)}: {done.returncode}: {done.stdout}{done.stderr}"

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.e2e.running import Daemon, Page, command, environment, running, wait_for
+from tests.e2e.running import Daemon, Page, command, environment, running
 from tests.nvml_stub.build import build
 from tests.slurm.rig import SlurmRig
+from tests.waiting import wait_for
 
 INTERVAL = 0.25
 _SERVING = "serving http://"

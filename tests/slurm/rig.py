@@ -16,11 +16,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
 
-from tests.e2e.running import wait_for
 from tests.slurm.inside import Inside
 from tests.slurm.layout import UNIFIED, lay_out
 from tests.slurm.plan import USER, Plan
 from tests.slurm.processes import end, remove_groups
+from tests.waiting import wait_for
 
 _RPC = re.compile(r"^\s*(\S+)\s+\(\s*\d+\) count:(\d+)", re.MULTILINE)
 _MUNGE = {"key-file": "key", "socket": "socket", "pid-file": "pid", "log-file": "log", "seed-file": "seed"}

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.running import wait_for
 from tests.slurm.plan import Plan
 from tests.slurm.processes import processes
 from tests.slurm.rig import SlurmRig
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.e2e
 

@@ -14,9 +14,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tests.e2e.running import ROOT, Page, wait_for
+from tests.e2e.running import ROOT, Page
 from tests.nvml_stub.build import LIBRARY, build
 from tests.systemd.machine import SITE, Machine, have
+from tests.waiting import wait_for
 
 UNIT, CLUSTER = "gpu-efficiency.service", "gpu-efficiency-cluster.service"
 CONFIG = "/etc/gpu-efficiency/config.toml"

@@ -17,12 +17,11 @@ import tempfile
 from pathlib import Path
 from typing import Self
 
-from tests.e2e.running import wait_for
+from tests.waiting import PATIENCE, wait_for
 
 MISSING = "needs systemd as pid 1 of namespaces of its own"
 """Why a test is skipped where one cannot be had."""
 _SYSTEMD = Path("/lib/systemd/systemd")
-_SECONDS = 60.0
 PYTHON = Path("/opt/python")
 """This Python's own tree, where the machine has it: below /root, say, no other user could run it."""
 SITE = Path("/opt/site-packages")
@@ -91,7 +90,7 @@ class Machine:
         with self.log.open("wb") as said:
             self._keeper = subprocess.Popen(self._words(), stdin=subprocess.DEVNULL, stdout=said, stderr=said)
         try:
-            self._pid = wait_for(self._booted, "systemd is up", seconds=_SECONDS)
+            self._pid = wait_for(self._booted, "systemd is up")
         except BaseException:
             self.__exit__()
             raise
@@ -139,7 +138,7 @@ class Machine:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=_SECONDS,
+            timeout=PATIENCE,
             check=False,
         )
 

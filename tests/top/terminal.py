@@ -18,7 +18,8 @@ from contextlib import contextmanager
 
 import pyte
 
-PATIENCE = 40.0
+from tests.waiting import PATIENCE
+
 ENTER, ESCAPE, TAB, UP, DOWN = "\r", "\x1b", "\t", "\x1b[A", "\x1b[B"
 
 

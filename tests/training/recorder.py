@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from exporter.training.message import Message, ReportRefusedError, decode_message, model_flops
+from tests.waiting import PATIENCE
 
 
 class Recorder:
@@ -47,14 +48,14 @@ class Recorder:
         for each in (self._server, *self._open):
             each.close()
 
-    def wait(self, many: int, *, seconds: float = 20.0) -> list[Message]:
+    def wait(self, many: int, *, seconds: float = PATIENCE) -> list[Message]:
         """Wait for so many messages and return them; raises AssertionError on timeout."""
         with self._came:
             there = self._came.wait_for(lambda: len(self.messages) >= many, timeout=seconds)
             assert there, f"{len(self.messages)} of {many} messages; refused: {self.refused}"
             return list(self.messages)
 
-    def all(self, *, seconds: float = 20.0) -> list[Message]:
+    def all(self, *, seconds: float = PATIENCE) -> list[Message]:
         """Wait until all clients have connected and disconnected, and return their messages."""
         with self._came:
             done = self._came.wait_for(lambda: 0 < self.connections == self._gone, timeout=seconds)

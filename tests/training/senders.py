@@ -4,11 +4,10 @@ import json
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, TypeVar, cast
+from typing import IO, Any, cast
 
 from exporter.clock import SystemClock
 from exporter.config import Config, FollowSettings, HostSettings
@@ -16,9 +15,8 @@ from exporter.config import ReportsSettings as Settings
 from exporter.core.model import TrainingReport
 from exporter.training.receiver import open_receiver
 from exporter.workloads import WorkloadListener, WorkloadProcess, WorkloadUpdate
+from tests.waiting import PATIENCE, wait_for
 
-T = TypeVar("T")
-PATIENCE = 20.0
 _SPEAKER = """
 import os, socket, sys
 lines = {}
@@ -158,13 +156,3 @@ def ticking(rig: ReceiverRig) -> Iterator[None]:
     finally:
         over.set()
         thread.join()
-
-
-def wait_for(true: Callable[[], T], what: str) -> T:
-    """Wait until the condition returns a true value, and return that."""
-    until = time.monotonic() + PATIENCE
-    while time.monotonic() < until:
-        if found := true():
-            return found
-        time.sleep(0.01)
-    raise AssertionError(f"not within {PATIENCE:g} s: {what}")

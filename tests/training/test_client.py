@@ -23,6 +23,7 @@ from exporter.training import client
 from exporter.training.client import Reporter
 from exporter.training.message import MOST_BYTES, Message, Phase, decode_message
 from tests.training.recorder import Recorder, WebRecorder, summed
+from tests.waiting import wait_for
 
 SECOND = 1_000_000_000
 SOURCE = Path(client.__file__)
@@ -665,10 +666,7 @@ def _refusal(one: Reporter, clock: Clock) -> str:
 
 
 def _until(true: Callable[[], bool]) -> None:
-    end = time.monotonic() + 20
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    wait_for(true, "the reply is there", step=0.01)
 
 
 @pytest.mark.parametrize("answer", [b"nonsense", b"[]", b'{"error": {"a": 1}}', b"\xff\xfe", b"HTTP/1.1\r\n\r\n"])

@@ -17,7 +17,8 @@ from exporter.training import http_server as module
 from exporter.training.http_server import HttpListener, parse_loopback_address
 from exporter.training.receiver import ReportReceiver
 from exporter.workloads import WorkloadProcess
-from tests.training.senders import ReceiverRig, ticking, wait_for
+from tests.training.senders import ReceiverRig, ticking
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.e2e
 OpenRig = Callable[..., ReceiverRig]
@@ -203,7 +204,7 @@ def test_the_silent_are_hung_up_on_where_there_are_too_many(
 def test_a_server_that_fails_begins_anew(
     rig: ReceiverRig, monkeypatch: pytest.MonkeyPatch, caller: Callable[[ReceiverRig], Caller]
 ) -> None:
-    monkeypatch.setattr(module, "AFTER_FAILURE_SECONDS", 0.01)
+    monkeypatch.setattr("exporter.worker.AFTER_FAILURE_SECONDS", 0.01)
     server = listener(rig)
 
     def fails(_: object) -> None:
@@ -211,13 +212,13 @@ def test_a_server_that_fails_begins_anew(
 
     monkeypatch.setattr(HttpListener, "_close_overdue", None)
     server._server.config.callback_notify = fails  # type: ignore[assignment]
-    wait_for(lambda: server.failures == 1, "it has failed")
+    wait_for(lambda: server.worker.failures >= 1, "it has failed")
     one = caller(rig)
     rig.jobs[one.pid] = WorkloadProcess(one.pid, "7")
     monkeypatch.undo()
     with ticking(rig):
         wait_for(lambda: answered(one), "it answers again")
-    assert server.alive
+    assert server.worker.alive
 
 
 def answered(one: Caller) -> bool:

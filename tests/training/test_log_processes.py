@@ -17,8 +17,7 @@ from exporter.training.message import LoggedMessage, Message
 from exporter.workloads import WorkloadProcess
 from tests.clocks import JumpClock
 from tests.training import follow_logs as logs
-
-DEADLINE = 20.0
+from tests.waiting import PATIENCE, wait_for
 
 
 class Echo:
@@ -36,7 +35,7 @@ class Echo:
     def close(self) -> None:
         assert self.process.stdin
         self.process.stdin.close()
-        self.process.wait(DEADLINE)
+        self.process.wait(PATIENCE)
 
 
 Start = Callable[..., Echo]
@@ -63,10 +62,7 @@ def _watch() -> Iterator[LogWatcher]:
 
 
 def until(found: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE
-    while not found():
-        assert time.monotonic() < deadline, "it did not come"
-        time.sleep(0.01)
+    wait_for(found, "it comes", step=0.01)
 
 
 def written(path: Path, size: int) -> None:
@@ -105,7 +101,7 @@ def test_the_standard_output_of_a_process_is_followed(start: Start, watch: LogWa
     echo.write(line(20))
     found = gathered(lambda: poll(watch, process), 1)
     assert [(one.pid, one.job_id, one.message.step, one.message.steps) for one in found] == [(echo.pid, "12", 20, 10)]
-    assert 0 <= time.monotonic_ns() - found[0].at < DEADLINE * SECOND
+    assert 0 <= time.monotonic_ns() - found[0].at < PATIENCE * SECOND
 
 
 def test_of_an_ancestor_where_its_own_is_a_pipe(start: Start, watch: LogWatcher, tmp_path: Path) -> None:
@@ -234,12 +230,12 @@ def test_taking_does_not_wait_for_a_look(followers: LogFollowerThread) -> None:
     def hangs(now: int, *, wall: int, processes: Sequence[WorkloadProcess]) -> list[LoggedMessage]:
         del now, wall, processes
         entered.set()
-        leave.wait(DEADLINE)
+        leave.wait(PATIENCE)
         return [LoggedMessage(1, "12", Message(step=n), 0) for n in range(MOST_PENDING + 2)]
 
     followers._watcher.poll = hangs  # type: ignore[method-assign]
     followers.poll([])
-    assert entered.wait(DEADLINE)
+    assert entered.wait(PATIENCE)
     assert followers.poll([]) == ()
     followers._stop.set()
     leave.set()

@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -20,6 +21,7 @@ from exporter.training.inbox import Inbox
 from exporter.training.message import LoggedMessage, Message
 from exporter.training.peer import Peer
 from exporter.training.receiver import LOOKUP_INTERVAL, MOST_LOOKUPS, ReportReceiver, open_receiver
+from exporter.worker import Worker
 from exporter.workloads import WorkloadProcess, WorkloadUpdate
 from tests.training.senders import ReceiverRig, SenderProcess, ticking
 
@@ -34,8 +36,7 @@ class FakeListener:
     """A listener that a test can stop."""
 
     def __init__(self) -> None:
-        self.alive = True
-        self.failures = 0
+        self.worker = Worker("fake", lambda: None, stop=threading.Event())
         self.closed = False
 
     def close(self) -> None:
@@ -354,10 +355,11 @@ def test_what_is_not_configured_is_not_imported() -> None:
 def test_a_thread_that_has_ended_is_a_fault() -> None:
     harness = Harness()
     assert harness.take().faults == ()
-    harness.listener.failures = 1
+    harness.listener.worker.failures = 1
     assert ["began anew" in fault.message for fault in harness.take().faults] == [True]
     assert harness.take().faults == ()
-    harness.listener.alive = False
+    harness.listener.worker.start()
+    harness.listener.worker.join(20.0)
     assert [fault.kind for fault in harness.take().faults] == ["reports_failed"]
 
 

@@ -19,7 +19,8 @@ from exporter.training.inbox import Inbox
 from exporter.training.receiver import ReportReceiver
 from exporter.training.unix_socket import ReportListenError, SocketListener, bind_socket, connection_limit
 from exporter.workloads import WorkloadProcess
-from tests.training.senders import PATIENCE, ReceiverRig, SenderProcess, ticking, wait_for
+from tests.training.senders import ReceiverRig, SenderProcess, ticking
+from tests.waiting import PATIENCE, wait_for
 
 pytestmark = pytest.mark.e2e
 OpenRig = Callable[..., ReceiverRig]
@@ -272,7 +273,7 @@ def test_an_event_of_a_connection_that_was_closed_in_the_same_round_is_ignored(m
 def test_a_thread_that_fails_begins_anew_and_is_counted(
     open_rig: OpenRig, start_sender: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("exporter.training.unix_socket.AFTER_FAILURE_SECONDS", 0.01)
+    monkeypatch.setattr("exporter.worker.AFTER_FAILURE_SECONDS", 0.01)
     rig = open_rig()
     assert isinstance(rig.receiver, ReportReceiver)
     (listener,) = (each for each in rig.receiver._listeners if isinstance(each, SocketListener))
@@ -285,11 +286,11 @@ def test_a_thread_that_fails_begins_anew_and_is_counted(
 
     monkeypatch.setattr(SocketListener, "_read", fails)
     one.send(step=1)
-    wait_for(lambda: listener.failures == 1, "it has failed")
+    wait_for(lambda: listener.worker.failures == 1, "it has failed")
     other = connected(rig, start_sender)
     other.send(step=2)
     assert [report.step for report in rig.taken(1)] == [2]
-    assert listener.alive
+    assert listener.worker.alive
 
 
 def test_one_process_cannot_have_all_connections(open_rig: OpenRig, start_sender: Start) -> None:
@@ -456,7 +457,7 @@ def test_a_socket_that_is_somebody_else_s_by_now_is_not_taken_away(folder: Path)
     with bind_socket(path):
         first.close()
         assert path.exists()
-    assert not first.alive
+    assert not first.worker.alive
 
 
 def test_there_are_descriptors_for_as_many_as_may_connect(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from fastapi import FastAPI
 from exporter.web.metrics_app import create_metrics_app
 from exporter.web.security import WebConfigWatcher
 from exporter.web.server import ConnectionLimits, listen, serve, web_listeners
+from tests.waiting import PATIENCE
 
 PAGE = b"gpu_efficiency_x 1\n"
 
@@ -34,14 +35,14 @@ class Served:
 
     def until_alone(self) -> None:
         """Wait until the server has no connection left."""
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + PATIENCE
         while self._server.server_state.connections:
             assert time.monotonic() < deadline
             time.sleep(0.02)
 
     def line(self, *, here: str = "127.0.0.1") -> socket.socket:
         """Connect from a loopback address."""
-        return socket.create_connection(("127.0.0.1", self.ports[0]), timeout=10, source_address=(here, 0))
+        return socket.create_connection(("127.0.0.1", self.ports[0]), timeout=PATIENCE, source_address=(here, 0))
 
     def client(self, number: int = 0, **more: object) -> httpx.Client:
         url = f"{self.scheme}://127.0.0.1:{self.ports[number]}"

@@ -20,6 +20,7 @@ from exporter.tls import client_context
 from exporter.web.security import WebConfig, WebConfigWatcher
 from exporter.web.server import Connection, ConnectionLimits, ConnectionManager
 from tests.certificates import Authority
+from tests.waiting import PATIENCE
 from tests.web.serving import PAGE, Served, plain_app, served, until_cut
 
 SOON = {"handshake_seconds": 0.3, "request_seconds": 0.3, "answer_seconds": 0.3, "idle_seconds": 0.3}
@@ -394,7 +395,7 @@ def test_a_handshake_that_failed_keeps_no_memory(
             line.sendall(said)
             if ended_by == "client":
                 line.close()
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + PATIENCE
         while len(left := [each for each in gc.get_objects() if isinstance(each, SSLProtocol)]) > 1:
             assert time.monotonic() < deadline, f"{len(left)} are left"
             del left

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -58,17 +59,25 @@ def test_tallies_come_back_from_processes() -> None:
     assert (tally.attempts, dict(tally.outcomes)) == (3, {"refused": 2})
 
 
+def _ran(out: Path, minutes: float) -> Any:
+    words = ["--minutes", f"{minutes}", "--settle", "1", "--intensity", "0.03", "--overlap", "10", "--seed", "7"]
+    ran = subprocess.run(
+        [sys.executable, "-m", "tests.fuzz.redteam", *words, "--json", f"{out}"],
+        cwd=_ROOT, check=False, capture_output=True, text=True,
+    )  # fmt: skip
+    assert ran.returncode in {0, 1}, ran.stderr
+    assert "Traceback" not in ran.stderr
+    return json.loads(out.read_text())
+
+
 @pytest.mark.e2e
 def test_the_runner_runs(tmp_path: Path) -> None:
     """Every class attacks, in small; times are not judged, for this machine may do anything else meanwhile."""
-    words = ["--minutes", "0.08", "--settle", "1", "--intensity", "0.03", "--overlap", "10", "--seed", "7"]
-    words += ["--json", str(tmp_path / "out")]
-    ran = subprocess.run(
-        [sys.executable, "-m", "tests.fuzz.redteam", *words], cwd=_ROOT, check=False, capture_output=True, text=True
-    )
-    assert ran.returncode in {0, 1}, ran.stderr
-    found = json.loads((tmp_path / "out").read_text())
-    assert {row["attack"] for row in found["attacks"] if row["attempts"]} == set(ATTACKS)
+    for minutes in (0.08, 0.4, 2.0):  # on a busy machine an attack may not come to its first attempt
+        found = _ran(tmp_path / "out", minutes)
+        attacked = {row["attack"] for row in found["attacks"] if row["attempts"]}
+        if attacked == set(ATTACKS):
+            break
+    assert attacked == set(ATTACKS)
     for check in ("daemon", "killed for memory", "counters that went back", "books that do not add up"):
-        assert found["checks"][check]["good"], ran.stdout
-    assert "Traceback" not in ran.stderr
+        assert found["checks"][check]["good"], found
