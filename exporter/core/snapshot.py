@@ -167,6 +167,8 @@ class GpuView(Struct, frozen=True):
     """Since when it has been spinning, Unix nanoseconds; None: not spinning."""
     hang_signs: tuple[tuple[str, bool], ...] = ()
     """While it spins: each available hang indicator, and whether it points to a hang."""
+    minutes: tuple[CounterSample, ...] = ()
+    """Its counters about a minute apart, over the last hour, the oldest first."""
 
     @property
     def hang_confidence(self) -> float | None:
@@ -413,6 +415,7 @@ def _gpu(ledger: Ledger, gpu: Gpu, at: int) -> GpuView:
         worked_at=_wall(ledger, at, gpu.timers.worked_at) if gpu.holders else None,
         spin_since=_wall(ledger, at, gpu.timers.spin_since),
         hang_signs=_hang_signs(gpu),
+        minutes=tuple(gpu.book.samples),
     )
 
 

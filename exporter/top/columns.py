@@ -344,8 +344,8 @@ _LAYERS = (
     _ratio_column("emfu", "emfu", "eMFU"),
     _ratio_column("useful", "product", "USEFUL", rank=1, style="strong"),
 )
-_TREND = ListColumn(name="trend", heading="", rank=7, min_width=6, max_width=40, cell=lambda *_: ("", ""), trend=True)
-_SMI = _ratio_column("smi", "driver_utilization", "SMI", rank=9, style="soft")
+_TREND = ListColumn(name="trend", heading="", rank=10, min_width=6, max_width=40, cell=lambda *_: ("", ""), trend=True)
+_SMI = _ratio_column("smi", "driver_utilization", "SMI", rank=7, style="soft")
 _SINCE = ListColumn(
     name="since", heading="SINCE", rank=6, min_width=5, max_width=5,
     cell=lambda r, _: (short_duration(r.since), ""), align_right=True,
@@ -372,7 +372,7 @@ COLUMNS: dict[ListKind, tuple[ListColumn, ...]] = {
         _SECOND_LEAK,
         ListColumn(name="user", heading="USER", rank=4, min_width=6, max_width=16, cell=_user_cell, cut_middle=True),
         ListColumn(
-            name="job", heading="JOB", rank=10, min_width=6, max_width=24,
+            name="job", heading="JOB", rank=11, min_width=6, max_width=24,
             cell=lambda r, v: _text_cell(shown_id(r.owner), v), cut_middle=True,
         ),
         ListColumn(
@@ -380,15 +380,15 @@ COLUMNS: dict[ListKind, tuple[ListColumn, ...]] = {
             cell=lambda r, v: _text_cell(r.owner.name, v),
         ),
         ListColumn(
-            name="power", heading="W", rank=8, min_width=3, max_width=4,
+            name="power", heading="W", rank=9, min_width=3, max_width=4,
             cell=_live_cell(lambda gpu: _rounded(gpu.power_watts)), align_right=True,
         ),
         ListColumn(
-            name="memory", heading="GiB", rank=11, min_width=5, max_width=7,
+            name="memory", heading="GiB", rank=8, min_width=5, max_width=7,
             cell=_live_cell(lambda gpu: gibibytes(gpu.memory_used_bytes, gpu.memory_total_bytes)), align_right=True,
         ),
         ListColumn(
-            name="celsius", heading="°C", rank=14, min_width=3, max_width=3,
+            name="celsius", heading="°C", rank=8, min_width=3, max_width=3,
             cell=_live_cell(lambda gpu: _rounded(gpu.temperature_celsius)), align_right=True,
         ),
         ListColumn(
@@ -420,7 +420,7 @@ COLUMNS: dict[ListKind, tuple[ListColumn, ...]] = {
             cell=lambda r, v: _text_cell(r.owner.name, v),
         ),
         ListColumn(
-            name="reported", heading="REPORTED", rank=10, min_width=14, max_width=60,
+            name="reported", heading="REPORTED", rank=11, min_width=14, max_width=60,
             cell=_workload_cell,
         ),
         ListColumn(

@@ -3,6 +3,7 @@
 Lines may be wider than the terminal: `screen` truncates them.
 """
 
+from collections.abc import Sequence
 from textwrap import wrap
 
 from exporter.core.job_record import JobRecord
@@ -32,12 +33,14 @@ from exporter.top.view import (
     known_losses,
     loss_shares,
     lost_share,
+    merge_segments,
     pad,
     percent,
     styled_line,
     truncate,
 )
 from exporter.web.api import GpuOut, GpusOut, HealthOut, JobOut, OwnerOut, WindowOut
+from exporter.web.spans import SpanOut
 from exporter.web.summary import LAYER_BY_LEAK, health_problems
 
 _NODE_BAR_WIDTH = 24
@@ -199,6 +202,8 @@ _MIN_FIX_WIDTH = 24
 _WIDE_SCREEN = 100
 """Width from which on a leak has its duration beside its share."""
 _NANOSECONDS = 1e9
+_STRIP = (" 1 h ago ", " now ")
+"""Beside the strip of the last hour."""
 
 
 def row_summary(row: ListRow, view: TopView, window: str, width: int) -> list[StyledLine]:
@@ -215,6 +220,7 @@ def row_page(row: ListRow, view: TopView, window: str, width: int) -> list[Style
         *(_product_line(getattr(row.gpu or row.job, name), label, view.glyphs) for name, label in WINDOWS.items()),
         styled_line(),
         _labelled_bar(row.window, WINDOWS[window], width, view.glyphs),
+        *([_hour_strip(row.gpu.hour, row.polled, width, view.glyphs)] if row.gpu and row.gpu.hour else []),
         styled_line(),
         *leak_lines(row.window, view.glyphs, width, full=True),
         *(_gpu_lines(row.gpu, row, view, width=width) if row.gpu else _job_lines(row, view, width)),
@@ -274,6 +280,25 @@ def _labelled_bar(usage: WindowOut, about: str, width: int, glyphs: Glyphs) -> S
     return styled_line((label, "soft"), *usage_bar(usage, max(0, width - len(label) - 1), glyphs))
 
 
+def _hour_strip(spans: Sequence[SpanOut], node: PolledNode, width: int, glyphs: Glyphs) -> StyledLine:
+    """Draw what each part of the last hour went to, from an hour ago to the node's newest sample."""
+    end = node.node.sampled_at if node.node else spans[-1].end
+    room = max(1, width - len(_STRIP[0]) - len(_STRIP[1]))
+    segments: list[StyledText] = []
+    for column in range(room):
+        at = end - HOUR * (room - column - 0.5) / room
+        outcome = next((span.outcome for span in spans if span.start <= at < span.end), "")
+        layer = LAYER_BY_LEAK.get(outcome, "")
+        segments.append((glyphs.fills.get(layer, " "), layer))
+    return styled_line((_STRIP[0], "soft"), *merge_segments(segments), (_STRIP[1], "soft"))
+
+
+def _last_changes(spans: Sequence[SpanOut]) -> str:
+    """Name what the GPU's time went to lately, the latest first."""
+    latest = [f"{readable_name(span.outcome)} since {time_of_day(span.start)}" for span in spans[:-4:-1]]
+    return ", before ".join(latest)
+
+
 def leak_lines(usage: WindowOut, glyphs: Glyphs, width: int, *, full: bool) -> list[StyledLine]:
     """List every outcome that is not useful, the largest first, with its remedy; `full` wraps long remedies."""
     parts = loss_shares(usage)
@@ -297,6 +322,8 @@ def _gpu_lines(gpu: GpuOut, row: ListRow, view: TopView, *, width: int) -> list[
         ("UUID", gpu.uuid),
         *([("now", _gpu_readings(gpu))] if row.live and _gpu_readings(gpu) else []),
         *(("held by", _describe_owner(owner)) for owner in row.owners),
+        *([("last hour", _last_changes(gpu.hour))] if gpu.hour else []),
+        *([("pids", ", ".join(map(str, gpu.pids)))] if gpu.pids else []),
         *([("hang", _hang_indicators(gpu))] if gpu.hang_signs else []),
         *([("health", problems)] if (problems := _health(gpu.health)) else []),
     ]
@@ -338,6 +365,7 @@ def _job_lines(row: ListRow, view: TopView, width: int) -> list[StyledLine]:
         *([("waits for", job.hang_culprit.text)] if job.hang_culprit else []),
         *_workload_facts(job),
         ("GPUs", _gpus_by_state(row)),
+        *([("pids", pids)] if (pids := _job_pids(row)) else []),
         (
             "total",
             f"{paid:.1f} GPU-hours here, {useful:.1f} useful; {job.energy_joules / JOULES_PER_KWH:.1f} kWh",
@@ -373,6 +401,12 @@ def _gpus_by_state(row: ListRow) -> str:
         by_state.setdefault(gpu.state, []).append(gpu.index or gpu.uuid)
     was = "" if row.live else "was "
     return ", ".join(f"{index_ranges(indices)} {was}{state}" for state, indices in by_state.items()) or "none any more"
+
+
+def _job_pids(row: ListRow) -> str:
+    """List the processes on each of the job's GPUs: what py-spy dump --pid asks for."""
+    gpus = gpus_of_job(row.owner.job_id, row.polled)
+    return "; ".join(f"GPU {gpu.index or gpu.uuid}: {', '.join(map(str, gpu.pids))}" for gpu in gpus if gpu.pids)
 
 
 def _other_nodes(row: ListRow, view: TopView) -> list[tuple[str, str]]:

@@ -22,6 +22,7 @@ from exporter.core.model import PPM, SECOND, Device, HangFinding, Health, State
 from exporter.core.pipes import TENSOR
 from exporter.core.prices import NO_PRICE, Price
 from exporter.core.snapshot import Counters, GpuView, JobView, Snapshot, layers, price_of, sum_by_leak, valid_value
+from exporter.web.spans import SpanOut, hour_spans
 
 
 class TrainingOut(Struct, frozen=True, kw_only=True):
@@ -284,6 +285,10 @@ class GpuOut(Struct, frozen=True, kw_only=True):
     owners: list[OwnerOut] = []
     ranks: dict[str, str] = {}
     """By job_id, the ranks of the job's processes on this GPU ("4,5"); empty if not known."""
+    pids: list[int] = []
+    """Processes that have a context on it, by the driver's list; empty also while that is not current."""
+    hour: list[SpanOut] = []
+    """What the minutes of the last hour went to, the earliest first; after a restart, those since."""
     last_5_minutes: WindowOut
     last_hour: WindowOut
     power_watts: float | None = None
@@ -559,6 +564,8 @@ def _gpu_out(gpu: GpuView, wall: int, *, late: int) -> GpuOut:
         last_work=_seconds(gpu.worked_at),
         owners=[from_attributes(OwnerOut, owner) for owner in gpu.owners],
         ranks={owner.job_id: ranks for owner, ranks in zip(gpu.owners, gpu.ranks, strict=True)},
+        pids=sorted(process.pid for process in (live and live.processes) or ()),
+        hour=hour_spans(gpu, wall),
         last_5_minutes=window_out([(gpu.counters, gpu.counters.short)]),
         last_hour=window_out([(gpu.counters, gpu.counters.hour)]),
         power_limit_watts=valid_value(live, "enforced_power_limit_watts"),

@@ -33,6 +33,7 @@ from exporter.web.history_api import (
     job_window,
     records_by_job,
 )
+from exporter.web.spans import SpanOut
 from exporter.web.summary import (
     LAYER_BY_LEAK,
     STATE_SYMBOLS,
@@ -54,6 +55,7 @@ RECEIPTS_SHOWN, EVENTS_SHOWN = 20, 40
 _RECENT_EVENTS = 8
 """Events that are shown without expanding the list."""
 _NAMED_LOSSES = 3
+_NAMED_PIDS = 4
 _TIMELINE_POINTS = 240
 """Maximum number of intervals in a timeline, about what a screen can resolve."""
 
@@ -150,6 +152,12 @@ def _readings(gpu: GpuOut) -> list[tuple[str, str, str]]:
     ]
 
 
+def _processes(pids: Sequence[int], text: str = "{}") -> str:
+    """List process ids within a text, not more than four; empty if there are none."""
+    listed = ", ".join(map(str, pids[:_NAMED_PIDS])) + (", ..." if pids[_NAMED_PIDS:] else "")
+    return text.format(listed) if pids else ""
+
+
 def _workload_summary(job: JobOut) -> str:
     facts = training_summary(job.training, space=NO_BREAK_SPACE) + serving_summary(job.serving, space=NO_BREAK_SPACE)
     return ", ".join(facts)
@@ -183,6 +191,21 @@ def _bar_segments(window: WindowOut) -> list[tuple[str, str, str, str, str]]:
         segments.append((f"{label} {length}", f"{label}: {length}", LEAK_COLOURS[name], f"{x:.3f}", f"{width:.3f}"))
         x += width
     return segments
+
+
+def _strip_parts(spans: Sequence[SpanOut], now: float) -> list[tuple[str, str, str, str]]:
+    """List (title, fill, x, width) of the spans of the hour before `now`; x and width are percent, as text."""
+    begin = now - HOUR
+    shown = [(max(span.start, begin), span.end, span.outcome) for span in spans if span.end > begin]
+    return [
+        (
+            f"{formatting.time_of_day(start)} to {formatting.time_of_day(end)}: {_readable(outcome)}",
+            LEAK_COLOURS[outcome],
+            f"{100 * (start - begin) / HOUR:.2f}",
+            f"{100 * (end - start) / HOUR:.2f}",
+        )
+        for start, end, outcome in shown
+    ]
 
 
 class _WaterfallRow(Struct, frozen=True):
@@ -329,6 +352,7 @@ _FILTERS: dict[str, Callable[..., Any]] = {
     "main_outcomes": _main_outcomes,
     "money": _money,
     "percent": _percent,
+    "pids": _processes,
     "printable": printable,
     "problems": health_problems,
     "ratio": _ratio,
@@ -358,6 +382,7 @@ _GLOBALS: dict[str, Any] = {
     "layer_factors": _LAYER_FACTORS,
     "leaks": _LEAK_BY_NAME,
     "outcomes": LEAK_NAMES,
+    "strip_parts": _strip_parts,
     "script": Markup(SCRIPT),  # noqa: S704  this package's own file  # nosec B704
     "sum_money": _sum_money,
     "style": Markup(STYLE),  # noqa: S704  this package's own file  # nosec B704
@@ -441,7 +466,9 @@ class Trouble(Struct, frozen=True, kw_only=True):
     gpus: Sequence[str]
     """Indices of those that spin, or rest."""
     waited_for: Sequence[str]
-    """Indices of those in a hang that do not spin themselves."""
+    """Indices of those in a hang that do not spin themselves, with their processes."""
+    pid: int
+    """The process whose stack to dump first; 0: not known."""
     since: float
     """Unix seconds: it began to spin, or worked last."""
     culprit: str
@@ -473,9 +500,11 @@ def _troubles(gpus: Sequence[GpuOut], jobs: Iterable[JobOut]) -> Iterator[Troubl
 
 
 def _trouble(state: str, gpus: Sequence[GpuOut], culprit: str) -> Trouble:
-    waited_for = [gpu.index for gpu in gpus if gpu.reason == _CULPRIT]
+    at_rest = [gpu for gpu in gpus if gpu.reason == _CULPRIT]
+    pids = [pid for gpu in at_rest or gpus for pid in gpu.pids]
     return Trouble(
-        state=state, owner=gpus[0].owners[0], culprit=culprit, waited_for=waited_for,
+        state=state, owner=gpus[0].owners[0], culprit=culprit, pid=pids[0] if pids else 0,
+        waited_for=[f"{gpu.index}{_processes(gpu.pids, ' (pid {})')}" for gpu in at_rest],
         gpus=[gpu.index for gpu in gpus if gpu.reason != _CULPRIT],
         since=min((gpu.spin_since if state == "hung" else gpu.last_work) or gpu.since for gpu in gpus),
     )  # fmt: skip

@@ -28,7 +28,8 @@ _CELL, _LINE, _BASE = 8.0, 17.0, 12.5
 _PAD, _TITLE = 14.0, 26.0
 _COLOURS = {
     "default": "#d3d7de", "brightblack": "#868d99", "red": "#e5735a", "brightred": "#ff8272", "yellow": "#dfae3a",
-    "brown": "#dfae3a", "magenta": "#b48ae0", "brightblue": "#5ea8f2", "blue": "#5ea8f2", "green": "#4fbf93",
+    "brown": "#dfae3a", "magenta": "#b48ae0", "brightmagenta": "#d3a6f7", "brightblue": "#5ea8f2",
+    "blue": "#5ea8f2", "green": "#4fbf93",
 }  # fmt: skip
 _GROUND, _FRAME, _CHOSEN = "#15171c", "#2b2f38", "#c9ced8"
 _FONT = 'font-family="DejaVu Sans Mono, Menlo, Consolas, monospace" font-size="13.2"'

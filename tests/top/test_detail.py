@@ -1,5 +1,7 @@
 """Tests the page of a row: every leak with its remedy, and all details of a job or a GPU."""
 
+import re
+
 import pytest
 
 from exporter.core.job_record import JobRecord
@@ -58,6 +60,32 @@ def test_a_gpus_page_says_its_signs_its_health_and_who_has_it() -> None:
     for words in ("UUID", "Xid 79", "reset this GPU", "replace the board", "clock throttled 61s by thermal",
                   "power low supports it", "moving contradicts it", "held by", gpu["uuid"]):  # fmt: skip
         assert words in shown, shown
+
+
+def test_a_page_says_which_processes_to_look_at_and_what_the_last_hour_went_to() -> None:
+    told = answers(snapshot())
+    end = told[0]["node"]["sampled_at"]
+    for gpu in told[0]["gpus"]:
+        gpu["pids"] = []
+    told[0]["gpus"][0].update(
+        pids=[4711, 4712],
+        hour=[
+            {"start": end - 1800, "end": end - 600, "outcome": "useful"},
+            {"start": end - 600, "end": end, "outcome": "hung"},
+        ],
+    )
+    shown = view(seen(told=told))
+    page = typed("d", shown=shown, height=60, width=92)
+    assert "pids       4711, 4712" in page
+    assert re.search(r"last hour  hung since 00:15:00 UTC, before useful since 23:55:00 UTC", page), page
+    (strip,) = (line for line in page.splitlines() if "1 h ago" in line)
+    columns = strip.removeprefix(" 1 h ago ").removesuffix(" now ").rstrip()
+    fills = shown.glyphs.fills
+    parts = [(" ", 39), (fills["useful"], 26), (fills["ectr"], 13)]
+    assert all(abs(columns.count(fill) - count) <= 1 for fill, count in parts), strip
+    job = told[0]["gpus"][0]["owners"][0]["job_id"]
+    opened = ("job", seen().address, job)
+    assert "GPU 0: 4711, 4712" in text(shown, kind="jobs", opened=opened, width=160, height=70)
 
 
 def test_a_row_that_is_gone_while_its_page_is_open_says_so() -> None:

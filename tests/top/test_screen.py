@@ -105,7 +105,7 @@ def screen_rows(first: RenderedScreen) -> list[str]:
 
 def test_at_80_columns_all_that_was_asked_for_is_there() -> None:
     heads = next(line for line in text().splitlines() if "STATE" in line)
-    for head in ("GPU", "STATE", "SINCE", "GAU", "ECTR", "eMFU", "USEFUL", "0-", "LEAK", "USER", "W"):
+    for head in ("GPU", "STATE", "SINCE", "GAU", "ECTR", "eMFU", "USEFUL", "SMI", "LEAK", "USER", "GiB", "°C"):
         assert head in heads, heads
 
 
@@ -124,12 +124,12 @@ def test_columns_come_with_width_and_none_goes_that_a_narrower_screen_had(kind: 
 def test_a_row_says_what_the_node_said_of_the_gpu() -> None:
     told = answers(snapshot())
     gpu = told[0]["gpus"][0]
-    gpu.update(state="zombie", state_seconds=59 * 60.0, power_watts=112.4, hang_suspected=False)
+    gpu.update(state="zombie", state_seconds=59 * 60.0, temperature_celsius=83.6, hang_suspected=False)
     gpu["last_5_minutes"].update(gau=0.5, ectr=0.25, emfu=None, product=0.0, seconds=300.0)
     gpu["last_5_minutes"]["leaks"] = {"idle_allocation": 225.0, "hung": 75.0}
     gpu["owners"] = [dict(gpu["owners"][0], user="grace")]
     row = screen_rows(drawn(view(seen(told=told))))[0]
-    assert re.search(r"0 ◌ zombie +59m +50 +25 +- +0 .* 75 idle alloc\S* +grace +112", row), row
+    assert re.search(r"0 ◌ zombie +59m +50 +25 +- +0 .* 75 idle allo\S* +grace +68/80 84", row), row
 
 
 def test_what_is_nothing_unseen_and_tiny_looks_different() -> None:

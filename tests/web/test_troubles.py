@@ -11,7 +11,7 @@ from exporter.core.pipeline import advance
 from exporter.core.snapshot import DaemonMetadata, take_snapshot
 from exporter.simulate.simulation import simulate
 from exporter.web.api import accounts_out, gpus_out, jobs_out
-from exporter.web.page import PageData, render_node_page
+from exporter.web.page import LEAK_COLOURS, PageData, render_node_page
 
 Page = Callable[[str], str]
 
@@ -39,11 +39,15 @@ def banners(page: str) -> list[str]:
 def test_a_hang_is_named_with_owner_time_culprit_and_what_to_do(page: Page) -> None:
     (said,) = banners(page("deadlock"))
     found = re.match(
-        r"Hung since 00:15:00 UTC, 30 min: job 41001 of ada, GPUs (.+) spin without progress; GPU (.) does not", said
+        r"Hung since 00:15:00 UTC, 30 min: job 41001 of ada, GPUs (.+) spin without progress;"
+        r" GPU (.) \(pid (\d+)\) does not",
+        said,
     )
     assert found, said
     assert {*found[1].split(", "), found[2]} == {"0", "1", "2", "3"}
-    assert said.endswith("Dump the stacks of that rank (py-spy dump), then restart from the last checkpoint.")
+    assert said.endswith(
+        f"Dump the stacks of that rank (py-spy dump --pid {found[3]}), then restart from the last checkpoint."
+    )
 
 
 def test_a_zombie_is_named_with_owner_and_time(page: Page) -> None:
@@ -59,3 +63,16 @@ def test_nothing_is_said_where_all_work(page: Page) -> None:
 def test_gpus_in_trouble_come_first_and_others_in_their_order(page: Page) -> None:
     assert re.findall(r"<h3>GPU (\d)", page("lost_gpu")) == ["3", "0", "1", "2"]
     assert re.findall(r"<h3>GPU (\d)", page("healthy_training")) == ["0", "1", "2", "3"]
+
+
+def test_each_gpu_has_a_strip_of_its_last_hour_and_its_processes(page: Page) -> None:
+    cards = re.findall(r'<article class="gpu hung".*?</article>', page("deadlock"), re.DOTALL)
+    assert len(cards) == 4
+    for card in cards:
+        strip = re.search(r'<div class="strip">.*?</div>', card, re.DOTALL)
+        assert strip, card
+        *_, (x, width, fill) = re.findall(r'<rect x="([\d.]+)%" width="([\d.]+)%" height="10" fill="([^"]+)"', strip[0])
+        assert float(x) + float(width) == pytest.approx(100, abs=0.02)
+        assert fill == LEAK_COLOURS["hung"]
+        assert float(width) == pytest.approx(100 * 25 / 60, abs=4), "25 minutes"
+        assert re.search(r"<dt>pid</dt><dd>\d+</dd>", card)
