@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from exporter.core.evidence import Evidence, busier
+from exporter.core.evidence import NO_SPIN, Evidence, busier
 from exporter.core.model import MS, NEVER, PPM, SECOND, Reading
 from exporter.core.pipes import TENSOR, PipeUse
 from exporter.core.policy import Policy
+from exporter.core.stages import NO_BUBBLES, Bubbles, StageReading, StageWaits
 
 MINUTE = 60 * SECOND
 LINK_BYTES_IN_DRAM = 2
@@ -63,6 +64,8 @@ class SmLevels(Struct, frozen=True):
     """Its kernels fill most SMs for most of the time."""
     pipe: str = TENSOR
     """One of PIPES."""
+    bubbles: Bubbles = NO_BUBBLES
+    """What of its waiting are the bubbles of a pipeline."""
 
 
 UNKNOWN_LEVELS = SmLevels(0.955, 0.14)
@@ -108,14 +111,15 @@ class LevelTracker(Struct, eq=False):
     density_bins: list[int] = field(default_factory=list)
     """Milliseconds of all busy readings by SM activity per engine activity."""
     pipes: PipeUse = field(default_factory=PipeUse)
+    stages: StageWaits = field(default_factory=StageWaits)
 
     def add(self, parts: Sequence["Part"], policy: Policy, *, alone: bool) -> None:
         """Add the parts, [start, end) of a reading, of all the job's GPUs in one observation.
 
         `alone`: it has one GPU, so that nothing communicates and its pipe is all that matters.
         """
-        usable = [part for part in parts if (part[0].kernel_runs or part[0].video) and not part[0].distrust]
-        if not usable:
+        usable = [part for part in parts if not part[0].distrust]
+        if not any(ev.kernel_runs or ev.video for ev, *_ in usable):
             return
         by_minute = _divide_by_minute(usable)
         first = min(by_minute)
@@ -125,8 +129,14 @@ class LevelTracker(Struct, eq=False):
             if minute > self.minute or not self.recent:
                 self.minute = max(minute, self.minute)
                 self.recent[minute] = self._levels(policy)
-            for ev, start, end in of_minute:
-                self.pipes.add(ev, (end - start) // MS)
+                self.stages = StageWaits()
+            if not alone:
+                self._add_stages(of_minute, policy)
+            for ev, start, end, begun in of_minute:
+                if not (ev.kernel_runs or ev.video):
+                    continue
+                if begun:  # trial kernels of the start-up are not what the job computes with
+                    self.pipes.add(ev, (end - start) // MS)
                 if ev.sm is not None and ev.kernel_runs and not alone:
                     self._add_part(ev, start, end, policy)
 
@@ -138,6 +148,20 @@ class LevelTracker(Struct, eq=False):
             known = [each for each in self.recent if each <= minute]
             levels = self.recent[max(known)] if known else UNKNOWN_LEVELS
         return levels
+
+    def _add_stages(self, parts: Sequence["Part"], policy: Policy) -> None:
+        """Add the parts of a minute that several GPUs have in common."""
+        found: dict[tuple[int, int], list[StageReading]] = {}
+        for ev, start, end, _ in parts:
+            if ev.sm is not None:
+                idle = (ev.wait - ev.video) / PPM
+                polling = _polling(ev, ev.sm, policy)
+                exchanges = (_link_rate_and_capacity(ev)[0] or 0.0) >= policy.spin_nvlink_bytes_per_second
+                stage = StageReading(ev.reading.uuid, idle, polling, max(0.0, 1.0 - idle - polling), exchanges)
+                found.setdefault((start, end), []).append(stage)
+        for (start, end), readings in found.items():
+            if len(readings) > 1:
+                self.stages.add(readings, (end - start) // MS)
 
     def _add_part(self, ev: Evidence, start: int, end: int, policy: Policy) -> None:
         """Add [start, end) of a reading, which lies within one minute."""
@@ -173,6 +197,7 @@ class LevelTracker(Struct, eq=False):
     def _levels(self, policy: Policy) -> SmLevels:
         """The levels measured so far, or the policy's."""
         dense, pipe = _quantile(self.density_bins, 0.95) >= policy.dense_kernel_sm, self.pipes.pipe()
+        bubbles = self.stages.bubbles()
         few, some = _MIN_SHARES
         if (
             self.communicating >= max(_MIN_COLLECTIVES, few * self.busy)
@@ -183,8 +208,8 @@ class LevelTracker(Struct, eq=False):
             computing = self._computing_level(communicating, policy)
             if computing - communicating >= _MIN_DISTANCE:
                 trust = min(1.0, self.communicating / self.busy / _FULL_TRUST)
-                return SmLevels(computing, communicating, trust, dense, pipe)
-        return SmLevels(policy.computing_sm, policy.collective_sm, dense=dense, pipe=pipe)
+                return SmLevels(computing, communicating, trust, dense, pipe, bubbles)
+        return SmLevels(policy.computing_sm, policy.collective_sm, dense=dense, pipe=pipe, bubbles=bubbles)
 
     def _computing_level(self, communicating: float, policy: Policy) -> float:
         """SM activity of computing kernels, without that of collectives too short for a reading of their own.
@@ -199,16 +224,16 @@ class LevelTracker(Struct, eq=False):
         return level + idle * min(1.0, self.computing_link / self.computing_engine / needed)
 
 
-Part = tuple[Evidence, int, int]
-"""A reading, and the part [start, end) of it that one job held."""
+Part = tuple[Evidence, int, int, bool]
+"""A reading, the part [start, end) of it that one job held, and whether its work has begun."""
 
 
 def _divide_by_minute(parts: Sequence[Part]) -> dict[int, list[Part]]:
     """The parts by minute, those that cross its end divided, in their order."""
     found: dict[int, list[Part]] = {}
-    for ev, start, end in parts:
+    for ev, start, end, begun in parts:
         for minute in range(start // MINUTE, (end - 1) // MINUTE + 1):
-            part = ev, max(start, minute * MINUTE), min(end, (minute + 1) * MINUTE)
+            part = ev, max(start, minute * MINUTE), min(end, (minute + 1) * MINUTE), begun
             found.setdefault(minute, []).append(part)
     return found
 
@@ -304,6 +329,11 @@ def _measured(ev: Evidence, sm: float, levels: SmLevels) -> Estimate:
         _idle_sms(ev, sm, levels.computing + error, communicating) for error in (-LEVEL_ERROR, 0.0, LEVEL_ERROR)
     )
     return Estimate(value, low, high)
+
+
+def _polling(ev: Evidence, sm: float, policy: Policy) -> float:
+    """Share of time in which idle SMs look like those of kernels that communicate or wait for a peer."""
+    return ev.engine if ev.spin != NO_SPIN else _idle_sms(ev, sm, policy.computing_sm, policy.collective_sm)
 
 
 def _idle_sms(ev: Evidence, sm: float, computing: float, communicating: float) -> float:

@@ -144,8 +144,9 @@ LEAK_GUIDE: tuple[LeakGuideEntry, ...] = (
         rows=("pipeline_bubble",),
         watch="share of a step in which a pipeline stage has nothing to compute",
         series=("job:gpu_efficiency_bubble:ratio", f'{_SHARE}{{leak="pipeline_bubble"}}'),
-        evidence=("reported",),
-        needs="the job's report: its stages, microbatches and schedule, or the time in phase `bubble`",
+        evidence=("reported", "estimated"),
+        needs="the job's report: its stages, microbatches and schedule, or the time in phase `bubble`; or else several"
+        " stages on a node, whose GPUs wait in turn",
         training=ExpectedLoss(0, 12, ("narayanan2021",)), inference=ExpectedLoss(0, 2)),
     LeakGuideEntry(8, "recomputation", ("emfu",), "training",
         rows=("recomputation",),

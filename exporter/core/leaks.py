@@ -41,6 +41,8 @@ REPORTING = "reporting"
 """Indicator of a span whose owner, or its serving engine, reports what it does."""
 
 
+TIMED_PHASES = frozenset({DATA, CHECKPOINT, RESTORE, STARTUP})
+"""Phases without kernels that jobs time."""
 _NO_SHARES = ServingShares()
 
 
@@ -78,6 +80,8 @@ class Span(Struct, gc=False):
     most_communication: int = 0
     """The most that it may be, as far as no levels are measured: idle SMs between the two are named neither
     communication nor small kernels."""
+    polled: int = 0
+    """The part of `communication` in which a stage of a pipeline waits for its neighbour, ppm."""
     exposed: Estimate | None = None
     """The estimate of communication, where it was booked."""
     pipe: str = TENSOR_PIPE
@@ -89,6 +93,11 @@ class Span(Struct, gc=False):
         """What the balance still covers, ppm; `estimate` if it was never reported."""
         credit = self.credit
         return estimate if credit is None or balance not in credit.known else credit.available(balance, self.ms)
+
+    @property
+    def times_phases(self) -> bool:
+        """The job reports how long phases took that have no kernels, so that the rest is its steps."""
+        return self.credit is not None and not TIMED_PHASES.isdisjoint(self.credit.known)
 
     @property
     def restarted(self) -> bool:
@@ -130,8 +139,9 @@ def detect_exposed_communication(span: Span, left: int) -> int:
     if span.spinning:
         return left
     launches = LAUNCHES in span.signs
-    estimate = estimate_communication(span.ev, span.levels, span.policy, span.timed, launches=launches)
-    amount = estimated = span.most_communication = min(left, span.owned(estimate.value))
+    estimate = estimate_of(span)
+    estimated = span.most_communication = min(left + span.polled, span.owned(estimate.value))
+    amount = estimated - min(estimated, span.polled)
     if span.credit is not None and COMMUNICATION in span.credit.known:
         amount = min(left, span.credit.available(COMMUNICATION, span.ms))
         span.scale = (left - amount) / (left - estimated) if left > estimated else 0.0
@@ -139,20 +149,44 @@ def detect_exposed_communication(span: Span, left: int) -> int:
         span.exposed = estimate
         if span.timed is None and not launches:
             most = estimate.value + (1.0 - span.levels.trust) * (estimate.high - estimate.value)
-            span.most_communication = min(left, span.owned(most))
+            span.most_communication = min(left + span.polled, span.owned(most))
     span.communication = estimated
     return amount
+
+
+def estimate_of(span: Span) -> Estimate:
+    """The estimate of the time in which only communication kernels ran."""
+    launches = LAUNCHES in span.signs
+    return estimate_communication(span.ev, span.levels, span.policy, span.timed, launches=launches)
+
+
+def detect_pipeline_bubble(span: Span, left: int) -> int:
+    """The reported time; else what a batch job's GPUs wait as the stages of a pipeline do (E)."""
+    bubbles, known = span.levels.bubbles, () if span.credit is None else span.credit.known
+    if BUBBLE in known or COMMUNICATION in known or span.serves:
+        return span.reported(BUBBLE)
+    idle, polls = span.pools[WAIT] * bubbles.idle, 0.0
+    if bubbles.polling:
+        slack = span.pools[SLACK]
+        polls = (slack if span.spinning else min(slack, span.owned(estimate_of(span).value))) * bubbles.polling
+        span.polled = int(polls)
+    return min(left, int(idle + polls))
 
 
 def detect_host_overhead(span: Span, left: int) -> int:
     """All waiting while the engine is partly busy, evenly, with kernels that fill few SMs or leave only gaps (E).
 
-    A server's kernels are small by nature: what they wait for is the CPU that schedules the next batch.
+    A server's kernels are small by nature: what they wait for is the CPU that schedules the next batch. A job that
+    times its phases says when it waits for input or saves. What even gaps are left in its steps, or gaps between
+    kernels that fill few SMs, are launches.
     """
-    ev, policy = span.ev, span.policy
-    part_busy = policy.host_bound_engine_low <= ev.engine <= policy.host_bound_engine_high
+    ev, policy, even = span.ev, span.policy, STEADY in span.signs
+    if not policy.host_bound_engine_low <= ev.engine <= policy.host_bound_engine_high:
+        return 0
     small = ev.sm is not None and ev.sm < policy.small_kernel_share * ev.engine
-    return left if part_busy and (small or span.serves or ev.engine >= policy.host_gap_engine) else 0
+    if span.times_phases and (even or small):
+        return left
+    return left if even and (small or span.serves or ev.engine >= policy.host_gap_engine) else 0
 
 
 def detect_idle_allocation(span: Span, left: int) -> int:
@@ -193,7 +227,9 @@ def detect_memory_bound(span: Span, left: int) -> int:
     tensor, useful = ev.tensor or 0.0, pipe_activity(ev, span.pipe)
     pipes = max(tensor, busier(ev.reading.fp64_active, ev.reading.fp32_active) or 0.0)
     fed = max(policy.tensor_dram * pipes, policy.simd_dram * useful if span.pipe != TENSOR_PIPE else 0.0)
-    own = max(0.0, own_dram(ev) - fed) / (policy.dram_reached * spec.dram_ceiling)
+    own, ceiling = own_dram(ev), policy.dram_reached * spec.dram_ceiling
+    # What the link's traffic takes of the bandwidth, a kernel beside it cannot have.
+    own = max(0.0, own - fed) / (ceiling - min(ceiling / 2, ev.dram - own))
     if ev.sm is None:
         return int(left * min(1.0, own / ev.engine))
     resident = span.owned(ev.sm - useful) - int(span.communication * span.levels.communicating)
@@ -323,8 +359,8 @@ LEAKS: tuple[Leak, ...] = (
         balance=DATA, team="data",
         watch="input wait per step", fix="more loader workers, prefetch, local copies of the data", colour="#962E8A"),
     Leak("pipeline_bubble", "emfu", "waiting for the neighbour stage of a pipeline",
-        pools=(WAIT, SLACK), evidence="reported", signs=(REPORTING,), balance=BUBBLE,
-        detector=lambda span, _: span.reported(BUBBLE), team="training",
+        pools=(WAIT, SLACK), evidence="reported or estimated", balance=BUBBLE,
+        detector=detect_pipeline_bubble, team="training",
         watch="bubble ratio", fix="more microbatches or interleaved stages", colour="#0B7D9E"),
     Leak("kv_cache_wait", "ectr", "waiting while requests queue because the KV cache is full",
         pools=(WAIT,), evidence="engine", signs=(REPORTING,), team="serving",
@@ -335,7 +371,7 @@ LEAKS: tuple[Leak, ...] = (
         detector=lambda span, left: left * span.shares.empty_slots // PPM,
         watch="batch fill, queue time", fix="continuous batching; raise the batch limit", colour="#BB4999"),
     Leak("host_overhead", "ectr", "gaps between kernels too small to fill the GPU",
-        pools=(WAIT,), evidence="estimated", detector=detect_host_overhead, signs=(STEADY,), team="training",
+        pools=(WAIT,), evidence="estimated", detector=detect_host_overhead, signs=(STEADY, REPORTING), team="training",
         watch="share of time in which small kernels wait for the CPU",
         fix="CUDA graphs, compilation, fused kernels, a faster host loop",
         colour="#FF9ED8"),

@@ -12,7 +12,7 @@ from operator import attrgetter
 from msgspec.structs import replace
 
 from exporter.core.attribution import OwnedInterval, attribute, divide_proportionally, sm_use_by_holder
-from exporter.core.communication import UNKNOWN_LEVELS, SmLevels
+from exporter.core.communication import UNKNOWN_LEVELS, Part, SmLevels
 from exporter.core.criteria import TENSOR_JOB, Criteria, hang_windows, own_hang_window
 from exporter.core.evidence import NO_SPIN, SPIN, SPIN_IF_FLAT, UTILIZATION_LAG, Evidence, evaluate
 from exporter.core.findings import apply_finding
@@ -295,7 +295,7 @@ def _update_holders(gpu: Gpu, holders: tuple[Allocation, ...], *, at: int, since
 
 def _measure_levels(ledger: Ledger, gpu_intervals: Iterable[GpuIntervals]) -> None:
     """Learn the SM activity and the pipe of the kernels of jobs. New jobs are opened, so that none is missed."""
-    parts: dict[str, list[tuple[Evidence, int, int]]] = {}
+    parts: dict[str, list[Part]] = {}
     alone: set[str] = set()
     for gpu, ev, intervals in gpu_intervals:
         for interval in intervals:
@@ -306,7 +306,8 @@ def _measure_levels(ledger: Ledger, gpu_intervals: Iterable[GpuIntervals]) -> No
                 if allocation.gpus == 1:
                     alone.add(job_id)
                 if len(interval.holders) == 1:
-                    parts.setdefault(job_id, []).append((ev, interval.start, interval.end))
+                    begun = BEGINNING not in interval.signs
+                    parts.setdefault(job_id, []).append((ev, interval.start, interval.end, begun))
     for job_id, of_job in parts.items():
         ledger.jobs[job_id].level_tracker.add(of_job, ledger.policy, alone=job_id in alone)
 

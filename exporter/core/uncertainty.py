@@ -83,8 +83,12 @@ class Uncertainty(Struct, eq=False):
             elif index in _AFTER_COMMUNICATION:
                 rest += ppm
         margin = MARGIN if exposed.evidence == "estimated" else 0.0
-        below = booked - min(booked, span.owned(exposed.low * (1.0 - margin)))
-        above = min(booked + rest, max(booked, span.owned(exposed.high * (1.0 + margin)))) - booked
+        low, high = (
+            max(0, span.owned(bound) - span.polled)
+            for bound in (exposed.low * (1.0 - margin), exposed.high * (1.0 + margin))
+        )
+        below = booked - min(booked, low)
+        above = min(booked + rest, max(booked, high)) - booked
         self.below[_COMMUNICATION] += below * ms
         self.above[_COMMUNICATION] += above * ms
         for index, ppm in taken:

@@ -24,6 +24,7 @@ from exporter.core.leaks import (
 from exporter.core.model import PPM, State
 from exporter.core.policy import Policy
 from exporter.core.timers import BEGINNING, NO_SIGNS, RESTARTED, SAVING, STARVED, STEADY
+from exporter.core.workload import CHECKPOINT, DATA, MODEL, RESTORE, STARTUP, WorkloadCredit
 from tests.worlds import H100, RESTING, SPINNING, WORKING, device, reading
 
 POLICY = Policy()
@@ -36,13 +37,14 @@ def poured(
     gpus: int = 1,
     restarts: int = 0,
     signs: frozenset[str] = NO_SIGNS,
+    credit: WorkloadCredit | None = None,
     **changes: Any,
 ) -> dict[str, float]:
     """One second of one owner: leak -> share."""
     board = device(**{k: changes.pop(k) for k in ("spec", "lacks") if k in changes})
     ev = evaluate(reading(0, 1, signals | changes), board, POLICY)
     pools = [ev.wait, ev.slack, ev.clock_loss, ev.ofu, ev.unresolved]
-    span = Span(ev, state, POLICY, pools, PPM, gpus, restarts, signs)
+    span = Span(ev, state, POLICY, pools, PPM, gpus, restarts, signs, ms=1000, credit=credit)
     return {LEAK_NAMES[index]: amount / PPM for index, amount in split_into_leaks(span)}
 
 
@@ -173,6 +175,42 @@ def test_a_slow_host_shows_as_even_gaps_that_are_short_or_between_small_kernels(
     )
     assert ("host_overhead" in shares) == host
     assert shares["host_overhead" if host else "unattributed_stall"] == pytest.approx(1 - engine)
+
+
+@pytest.mark.parametrize(
+    ("engine", "sm", "flat", "host"),
+    [
+        (0.6, 0.5, True, True),
+        (0.6, 0.2, False, True),
+        (0.6, 0.5, False, False),
+        (0.29, 0.1, True, False),
+    ],
+)
+@pytest.mark.parametrize("phase", [DATA, CHECKPOINT, RESTORE, STARTUP])
+def test_what_gaps_are_left_in_the_steps_of_a_job_that_times_its_phases_are_launches(
+    engine: float, sm: float, flat: bool, host: bool, phase: int
+) -> None:
+    """Even gaps, or gaps between kernels that fill few SMs."""
+    signals: dict[str, Any] = {
+        "gr_engine_active": engine, "sm_active": sm, "tensor_active": 0.05, "dram_active": 0.02,
+    }  # fmt: skip
+    signs = frozenset({REPORTING, *([STEADY] if flat else [])})
+    credit = WorkloadCredit(known={phase})
+    shares = poured(WORKING, signs=signs, credit=credit, **signals)
+    assert shares["host_overhead" if host else "unattributed_stall"] == pytest.approx(1 - engine)
+    told = poured(WORKING, signs=signs, credit=WorkloadCredit(known={MODEL}), **signals)
+    assert ("host_overhead" in told) is (flat and sm < 0.5 * engine and engine > 0.3)
+
+
+def test_beside_the_traffic_of_links_less_bandwidth_is_enough_to_limit_a_kernel() -> None:
+    """100 GB/s each way are .06 of the bandwidth; a kernel that reaches .96 of the rest of the ceiling is limited."""
+    link = 2 * 100e9 / 3350e9
+    found = poured(
+        WORKING, gr_engine_active=1.0, tensor_active=0.0, sm_active=1.0, fp32_active=0.0,
+        dram_active=0.96 * 0.92 / 2 + link / 2, nvlink_tx_bytes_per_second=100e9, nvlink_rx_bytes_per_second=100e9,
+    )  # fmt: skip
+    assert found["memory_bound"] == pytest.approx((0.96 * 0.92 / 2 - link / 2) / (0.96 * 0.92 - link), abs=2e-6)
+    assert found["memory_bound"] == pytest.approx(0.5, abs=2e-6)
 
 
 def test_spinning_of_several_gpus_is_waiting_for_a_peer_and_of_one_is_not() -> None:

@@ -66,6 +66,15 @@ def test_a_minute_of_kernels_must_be_seen_and_counts_from_the_next_minute_on() -
     assert lost(ledger, 120, 180, FP64)["useful"] == pytest.approx(0.5)
 
 
+def test_trial_kernels_of_the_start_up_do_not_count() -> None:
+    """A tenth of ten seconds of work before the job begins, as while libraries choose their kernels."""
+    ledger = opened(held(start=0.0))
+    trial = COMPUTES | {"gr_engine_active": 0.1, "sm_active": 0.1, "tensor_active": 0.1}
+    lost(ledger, 0, 90, trial)
+    assert lost(ledger, 100, 300, FP32)
+    assert job(ledger).useful_pipe == "fp32"
+
+
 def test_the_time_of_the_pipe_is_useful_and_the_rest_is_lost() -> None:
     """Of 90 % with a kernel on 80 % of the SMs: half is FP64, .1 has no warp, and the DRAM activity feeds the pipe."""
     parts = {"useful": 0.5, "low_parallelism": 0.1, "other_compute": 0.3, "host_overhead": 0.1}

@@ -169,8 +169,18 @@ def test_bounds_are_never_wider_than_what_they_share() -> None:
     assert found.below[LEAK_NAMES.index("other_compute")] == 200_000
 
 
+def test_the_bounds_of_communication_leave_out_the_bubbles_of_a_pipeline() -> None:
+    made = span(MEAN, gpus=2)
+    made.exposed, made.polled = Estimate(0.3, 0.25, 0.35, "calibrated"), 100_000
+    taken = [(LEAK_NAMES.index("exposed_communication"), 200_000), (LEAK_NAMES.index("other_compute"), 400_000)]
+    found = Uncertainty()
+    found.add(made, taken, 1)
+    index = LEAK_NAMES.index("exposed_communication")
+    assert (found.below[index], found.above[index]) == (50_000, 50_000)
+
+
 def test_the_leaks_with_bounds() -> None:
     assert ESTIMATED_LEAKS == (
-        "checkpoint", "data_stall", "host_overhead", "exposed_communication", "memory_bound", "low_parallelism",
-        "other_compute", "oversized_allocation",
+        "checkpoint", "data_stall", "pipeline_bubble", "host_overhead", "exposed_communication", "memory_bound",
+        "low_parallelism", "other_compute", "oversized_allocation",
     )  # fmt: skip

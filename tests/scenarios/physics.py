@@ -96,7 +96,9 @@ def split(means: Means, facts: Facts, *, peers: int, dense: bool, spinning: bool
     if peers != 1 and not spinning:
         exposed, most = _exposed(means, facts, slack, dense=dense)
     left = slack - exposed
-    limited = max(0.0, _own_dram(means, facts) - 0.35 * means.pipes) / (0.96 * facts.ceiling)
+    own = _own_dram(means, facts)
+    reached = 0.96 * facts.ceiling
+    limited = max(0.0, own - 0.35 * means.pipes) / max(reached / 2, reached - (means.dram - own))
     memory = min(left, max(0.0, min(limited * s / g, s - t - exposed * COMMUNICATING))) if g else 0.0
     empty = min(left - memory, max(0.0, g - s - most * (1 - COMMUNICATING)))
     return {

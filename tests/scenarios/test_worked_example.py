@@ -59,13 +59,13 @@ def test_the_tensor_pipes_were_busier_than_the_model_needed() -> None:
 # 0.97 + 0.118 x 0.2 + 0.071 x 0.15 = 0.7656, own d 0.754 x 0.496 x 0.92 = 0.3441; c 0.97155. Communication would be
 # estimated at 0.059/0.75 = 0.0787 + 0.85 x ((0.955 x 0.943 - 0.7656)/0.815 - 0.0787) = 0.1525; as 0.118 are reported of
 # slack 0.943 - 0.4999 - 0.071 = 0.3721, the rest is scaled by 0.2541/0.2196 = 1.1571. Memory has (0.3441 - 0.35 x
-# 0.4999)/(0.96 x 0.92) x 0.7656/0.943 x 1.1571 = 0.1795, empty SMs (0.943 - 0.7656 - 0.1525 x 0.86) x 1.1571 = 0.0535,
-# the rest 0.0211. Of tensor time 0.0142 is the clock's; of what is left, 0.4857, 0.1464 is computed twice, 0.0343 of
-# the model's part pads. Short kernels (GPU 9): wait 7/12, t 0.1042, d 0.0575, s 0.1667, g 0.4167: memory (0.0575 -
-# 0.0365)/0.8832 x 0.4 = 0.0095, empty SMs 0.25, the rest 0.053; 1.634 h of the small job (1 h, and 1.75 h x 0.362 that
-# a 3g slice leaves of the losses), 5.25 h of the large one. Writing samples: 2 h, s 0.1, d and FP32 0.046 and 0.1: it
-# could be communication for 0.7 x (1 - 0.046/0.8832) = 0.664, but nothing is reported: memory 0.0125 x 0.1, empty SMs
-# (0.9 - 0.664 x 0.86)/(1 - 0.664) = 0.979.
+# 0.4999)/(0.96 x 0.92 - 0.0159) x 0.7656/0.943 x 1.1571 = 0.183, as the link takes 0.0159 of the bandwidth, empty SMs
+# (0.943 - 0.7656 - 0.1525 x 0.86) x 1.1571 = 0.0535, the rest 0.0176. Of tensor time 0.0142 is the clock's; of what is
+# left, 0.4857, 0.1464 is computed twice, 0.0343 of the model's part pads. Short kernels (GPU 9): wait 7/12, t 0.1042, d
+# 0.0575, s 0.1667, g 0.4167: memory (0.0575 - 0.0365)/0.8832 x 0.4 = 0.0095, empty SMs 0.25, the rest 0.053; 1.634 h of
+# the small job (1 h, and 1.75 h x 0.362 that a 3g slice leaves of the losses), 5.25 h of the large one. Writing
+# samples: 2 h, s 0.1, d and FP32 0.046 and 0.1: it could be communication for 0.7 x (1 - 0.046/0.8832) = 0.664, but
+# nothing is reported: memory 0.0125 x 0.1, empty SMs (0.9 - 0.664 x 0.86)/(1 - 0.664) = 0.979.
 TRAINING = {
     "unavailable": 2.0,  # GPU 8, gone at 8 h
     "idle_allocation": 10.0,  # GPU 8 until then, GPU 9 from 8 h on
@@ -79,9 +79,9 @@ TRAINING = {
     "unattributed_stall": 2 * 8 * 225 / 3600 + 2 * 60 * 7 / 12 / 3600,
     "exposed_communication": 0.118 * 70.333 + 8 * 300 / 3600,
     "pipeline_bubble": 0.071 * 70.333,
-    "memory_bound": 0.1795 * 70.333 + 0.0095 * 6.884,
+    "memory_bound": 0.183 * 70.333 + 0.0095 * 6.884,
     "low_parallelism": 0.0535 * 70.333 + 0.25 * 6.884 + 2 * 0.979,
-    "other_compute": 0.0211 * 70.333 + 0.053 * 6.884 + 2 * 0.021,
+    "other_compute": 0.0176 * 70.333 + 0.053 * 6.884 + 2 * 0.021,
     "throttled": 0.0142 * 70.333,
     "recomputation": 0.4857 * 0.1464 * 70.333,
     "padding": 0.4857 * 0.8536 * 0.0343 * 70.333,

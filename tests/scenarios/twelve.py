@@ -62,8 +62,8 @@ EXPECTED: Mapping[str, Expected] = {
         gpus=7, period=60.0,
     ),
     "host_overhead": Expected(
-        7 / 12 * 1080 / 1200, 0.005,
-        "5 ms of kernel (s/g 0.4), 7 ms until the next; told from the end of the first full minute of it on, 120 s. "
+        7 / 12 * 1180 / 1200, 0.005,
+        "5 ms of kernel (s/g 0.4), 7 ms until the next; told from the job's first report of its phases on, 20 s. "
         "Twin: 0.02 ms between the same kernels, g above 0.99",
     ),
     "hung": Expected(
