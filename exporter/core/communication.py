@@ -6,6 +6,7 @@ short enough to hold a single kernel (100 ms); without them they are assumed, an
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -113,13 +114,10 @@ class LevelTracker(Struct, eq=False):
     pipes: PipeUse = field(default_factory=PipeUse)
     stages: StageWaits = field(default_factory=StageWaits)
 
-    def add(self, parts: Sequence["Part"], policy: Policy, *, alone: bool) -> None:
-        """Add the parts, [start, end) of a reading, of all the job's GPUs in one observation.
-
-        `alone`: it has one GPU, so that nothing communicates and its pipe is all that matters.
-        """
-        usable = [part for part in parts if not part[0].distrust]
-        if not any(ev.kernel_runs or ev.video for ev, *_ in usable):
+    def add(self, parts: Sequence["Part"], policy: Policy) -> None:
+        """Add what all the job's GPUs did in one observation."""
+        usable = [part for part in parts if not part.ev.distrust]
+        if not any(part.ev.kernel_runs or part.ev.video for part in usable):
             return
         by_minute = _divide_by_minute(usable)
         first = min(by_minute)
@@ -130,12 +128,11 @@ class LevelTracker(Struct, eq=False):
                 self.minute = max(minute, self.minute)
                 self.recent[minute] = self._levels(policy)
                 self.stages = StageWaits()
-            if not alone:
-                self._add_stages(of_minute, policy)
-            for ev, start, end, begun in of_minute:
+            self._add_stages(of_minute, policy)
+            for ev, start, end, begun, alone in of_minute:
                 if not (ev.kernel_runs or ev.video):
                     continue
-                if begun:  # trial kernels of the start-up are not what the job computes with
+                if begun:
                     self.pipes.add(ev, (end - start) // MS)
                 if ev.sm is not None and ev.kernel_runs and not alone:
                     self._add_part(ev, start, end, policy)
@@ -152,8 +149,8 @@ class LevelTracker(Struct, eq=False):
     def _add_stages(self, parts: Sequence["Part"], policy: Policy) -> None:
         """Add the parts of a minute that several GPUs have in common."""
         found: dict[tuple[int, int], list[StageReading]] = {}
-        for ev, start, end, _ in parts:
-            if ev.sm is not None:
+        for ev, start, end, _, alone in parts:
+            if ev.sm is not None and not alone:
                 idle = (ev.wait - ev.video) / PPM
                 polling = _polling(ev, ev.sm, policy)
                 exchanges = (_link_rate_and_capacity(ev)[0] or 0.0) >= policy.spin_nvlink_bytes_per_second
@@ -224,17 +221,25 @@ class LevelTracker(Struct, eq=False):
         return level + idle * min(1.0, self.computing_link / self.computing_engine / needed)
 
 
-Part = tuple[Evidence, int, int, bool]
-"""A reading, the part [start, end) of it that one job held, and whether its work has begun."""
+class Part(NamedTuple):
+    """The part of a reading that one job held."""
+
+    ev: Evidence
+    start: int
+    end: int
+    begun: bool
+    """Its start-up is over, with its trial kernels."""
+    alone: bool
+    """It has one GPU, so that nothing communicates and its pipe is all that matters."""
 
 
 def _divide_by_minute(parts: Sequence[Part]) -> dict[int, list[Part]]:
     """The parts by minute, those that cross its end divided, in their order."""
     found: dict[int, list[Part]] = {}
-    for ev, start, end, begun in parts:
-        for minute in range(start // MINUTE, (end - 1) // MINUTE + 1):
-            part = ev, max(start, minute * MINUTE), min(end, (minute + 1) * MINUTE), begun
-            found.setdefault(minute, []).append(part)
+    for part in parts:
+        for minute in range(part.start // MINUTE, (part.end - 1) // MINUTE + 1):
+            start, end = max(part.start, minute * MINUTE), min(part.end, (minute + 1) * MINUTE)
+            found.setdefault(minute, []).append(part._replace(start=start, end=end))
     return found
 
 

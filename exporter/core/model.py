@@ -318,6 +318,8 @@ class TrainingReport(Struct, frozen=True, omit_defaults=True):
     """Model FLOPs plus recomputation."""
     dtype: str = ""
     """One of DTYPES; empty: 16-bit."""
+    model_flops_16bit: float | None = None
+    """The part of `model_flops` that is computed in a 16-bit format all the same, as attention in FP8 training."""
     recompute: str = ""
     """none, selective, full; empty: not reported."""
     phase: str = ""

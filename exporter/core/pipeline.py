@@ -296,20 +296,17 @@ def _update_holders(gpu: Gpu, holders: tuple[Allocation, ...], *, at: int, since
 def _measure_levels(ledger: Ledger, gpu_intervals: Iterable[GpuIntervals]) -> None:
     """Learn the SM activity and the pipe of the kernels of jobs. New jobs are opened, so that none is missed."""
     parts: dict[str, list[Part]] = {}
-    alone: set[str] = set()
     for gpu, ev, intervals in gpu_intervals:
         for interval in intervals:
             for allocation in interval.holders:
                 job_id = allocation.owner.job_id
                 if job_id not in ledger.jobs:
                     ledger.open_job(gpu, allocation, interval.start)
-                if allocation.gpus == 1:
-                    alone.add(job_id)
                 if len(interval.holders) == 1:
-                    begun = BEGINNING not in interval.signs
-                    parts.setdefault(job_id, []).append((ev, interval.start, interval.end, begun))
+                    begun, alone = BEGINNING not in interval.signs, allocation.gpus == 1
+                    parts.setdefault(job_id, []).append(Part(ev, interval.start, interval.end, begun, alone))
     for job_id, of_job in parts.items():
-        ledger.jobs[job_id].level_tracker.add(of_job, ledger.policy, alone=job_id in alone)
+        ledger.jobs[job_id].level_tracker.add(of_job, ledger.policy)
 
 
 def _joined(ledger: Ledger, intervals: list[StateInterval]) -> list[StateInterval]:

@@ -15,6 +15,7 @@ from exporter.core.workload import (
     TrainingProgress,
     TrainingRun,
     WorkloadCredit,
+    flops_at_peak,
     is_credible_report,
     is_credible_serving,
     peak_flops_of,
@@ -57,7 +58,8 @@ def apply_report(ledger: Ledger, report: TrainingReport, at: int) -> None:
         )
     _apply_progress(ledger, report, job_gpus, gpus_reported, at)
     if report.model_flops is not None and peak:
-        job.book.reported += report.model_flops * len(gpus_reported) / counted_gpus
+        alike = flops_at_peak(report, gpus_reported[0].device) if gpus_reported else 0.0
+        job.book.reported += alike * len(gpus_reported) / counted_gpus
         job.book.reportable += (
             sum(peak_flops_of(gpu.device, report.dtype) for gpu in gpus_reported) * (report.end - report.start) / SECOND
         )

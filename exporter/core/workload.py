@@ -156,7 +156,7 @@ class WorkloadCredit(Struct, eq=False):
             return
         self.known.add(MODEL)
         unpadded = 1.0 - (report.padding or 0.0) / report.tokens if report.tokens else 1.0
-        model = report.model_flops * unpadded * seen / gpus / peak * SECOND * weight / PPM
+        model = flops_at_peak(report, device) * unpadded * seen / gpus / peak * SECOND * weight / PPM
         # A step that stalled has a low rate, and must not cut what the steps before it left.
         self.model_rate = max(model / (report.end - report.start), self.model_rate / 2)
         limit = round(self.model_rate * room)
@@ -249,6 +249,12 @@ class WorkloadCredit(Struct, eq=False):
 def peak_flops_of(device: Device, dtype: str = "") -> float:
     """Dense peak FLOP/s in a number format; 0 if unknown."""
     return (device.spec.peak(dtype) if device.spec is not None else None) or 0.0
+
+
+def flops_at_peak(report: TrainingReport, device: Device) -> float:
+    """Model FLOPs in the report's number format that take as long at the peak as its FLOPs in all formats."""
+    flops, peak, slower = report.model_flops or 0.0, peak_flops_of(device, report.dtype), peak_flops_of(device)
+    return flops + (report.model_flops_16bit or 0.0) * (peak / slower - 1.0) if slower else flops
 
 
 def _phase_times(report: TrainingReport) -> tuple[int, ...]:
@@ -619,7 +625,8 @@ def is_credible_report(report: TrainingReport, at: int, *, most: float, last_end
     duration = report.end - report.start
     computing = duration if last_end is None else max(duration, report.end - last_end)
     amounts = (
-        report.model_flops, report.hardware_flops, report.tokens, report.padding, report.samples,
+        report.model_flops, report.hardware_flops, report.model_flops_16bit, report.tokens, report.padding,
+        report.samples,
     )  # fmt: skip
     figures = [amount for amount in amounts if amount is not None]
     phases = [nanoseconds for _, nanoseconds in report.phases]
@@ -630,6 +637,7 @@ def is_credible_report(report: TrainingReport, at: int, *, most: float, last_end
         and max(report.model_flops or 0.0, report.hardware_flops or 0.0) * SECOND <= most * computing
         and (report.padding or 0.0) <= (report.tokens or 0.0)
         and (report.model_flops or 0.0) <= (report.hardware_flops or report.model_flops or 0.0)
+        and (report.model_flops_16bit or 0.0) <= (report.model_flops or 0.0)
         and 0 <= report.steps <= (report.step or 0)
         and 0.0 <= (report.bubble or 0.0) < 1.0
         and (not report.rank or report.rank.isdecimal())

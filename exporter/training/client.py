@@ -30,7 +30,7 @@ SOCKET = "/run/gpu-efficiency/report.sock"
 PHASES = ("startup", "restore", "data", "compute", "communication", "bubble", "checkpoint", "evaluation", "idle")
 LIVE = frozenset(("startup", "restore", "checkpoint", "evaluation", "idle"))
 """Phases that are reported when they begin and end, because they may be long and no step completes in them."""
-_FIGURES = ("tokens", "padding", "samples", "model_flops", "hardware_flops")
+_FIGURES = ("tokens", "padding", "samples", "model_flops", "hardware_flops", "model_flops_16bit")
 _RANKS = (
     ("RANK", "WORLD_SIZE"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
@@ -158,26 +158,22 @@ class Reporter:
         epoch: float | None = None,
         flops: float | None = None,
         hardware_flops: float | None = None,
+        flops_16bit: float | None = None,
     ) -> None:
         """Report a completed optimiser step, the `step`-th of the run (1, 2, ...), with the figures of this step alone.
 
         `padding` is included in `tokens`. `flops` are the model's, if no `model` was given; `hardware_flops` include
-        recomputation. Tensors are read only when a message is sent, and only then their device is synchronised.
+        recomputation; `flops_16bit` are the part in 16 bits, if `dtype` is FP8 or FP4 and no `model` was given. Tensors
+        are read only when a message is sent, and only then their device is synchronised.
         """
         try:
             self._steps += 1
             self._step = self._step + 1 if step is None else step
             figures = self._figures
-            if tokens is not None:
-                figures["tokens"] += tokens
-            if padding is not None:
-                figures["padding"] += padding
-            if samples is not None:
-                figures["samples"] += samples
-            if flops is not None:
-                figures["model_flops"] += flops
-            if hardware_flops is not None:
-                figures["hardware_flops"] += hardware_flops
+            given = (tokens, padding, samples, flops, hardware_flops, flops_16bit)
+            for name, value in zip(_FIGURES, given):  # noqa: B905  Python 3.8 has no `strict`
+                if value is not None:
+                    figures[name] += value
             if loss is not None or epoch is not None:
                 self.note(loss=loss, epoch=epoch)
             if self._fresh:

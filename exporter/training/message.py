@@ -143,6 +143,8 @@ class Message(Struct, frozen=True, forbid_unknown_fields=True):
     """Model shape, from which FLOPs are computed if `model_flops` is missing."""
     dtype: Dtype = ""
     """Number format of most tensor operations; empty: a 16-bit format."""
+    model_flops_16bit: Amount | None = None
+    """The part of the model's FLOPs in a 16-bit format, if `dtype` is another one; None: attention, for FP8 and FP4."""
     parallel: Degrees | None = None
     pipeline: Schedule | None = None
     recompute: Literal["", "none", "selective", "full"] = ""
@@ -204,6 +206,8 @@ def _check(message: Message) -> None:
     given = (message.tokens, message.samples, message.model_flops, message.hardware_flops, message.steps or None)
     if not message.seconds and any(given):
         raise _malformed("$.seconds: figures of an interval need its length")
+    if (message.model_flops_16bit or 0.0) > (model_flops(message) or 0.0):
+        raise _malformed("$.model_flops_16bit: more than model_flops")
     if message.hardware_flops is not None and message.hardware_flops < (model_flops(message) or 0.0):
         raise _malformed("$.hardware_flops: less than model_flops")
 
@@ -217,11 +221,33 @@ def model_flops(message: Message) -> float | None:
     return message.tokens * flops_per_token(message.model)
 
 
+def model_flops_16bit(message: Message) -> float | None:
+    """The part of the model's FLOPs in a 16-bit format, if most are in another one; None: none, or not known.
+
+    Recipes for FP8 and FP4 convert linear layers; the products of attention stay in 16 bits unless they are asked for
+    (Transformer Engine's `fp8_dpa` is off by default; torchao converts `nn.Linear` alone).
+    """
+    if message.model_flops_16bit is not None or message.dtype not in _NARROW:
+        return message.model_flops_16bit
+    flops = model_flops(message)
+    if flops is None or message.model is None or message.tokens is None:
+        return None
+    return min(flops, message.tokens * _attention_flops(message.model))
+
+
+_NARROW = ("fp8", "fp4")
+
+
 def flops_per_token(shape: Shape) -> float:
     """Training FLOPs per token: 6N + 12*L*H*Q*T, attention halved if causal; frozen parameters count 4, trained 6."""
     trained = shape.parameters if shape.trained is None else min(shape.trained, shape.parameters)
-    attention = 12.0 * shape.layers * shape.heads * shape.head_size * shape.sequence
-    return 4.0 * (shape.parameters - trained) + 6.0 * trained + attention * (0.5 if shape.causal else 1.0)
+    return 4.0 * (shape.parameters - trained) + 6.0 * trained + _attention_flops(shape)
+
+
+def _attention_flops(shape: Shape) -> float:
+    """FLOPs per token of attention's products."""
+    products = 12.0 * shape.layers * shape.heads * shape.head_size * shape.sequence
+    return products * (0.5 if shape.causal else 1.0)
 
 
 def bubble_share(schedule: Schedule | None) -> float | None:

@@ -22,6 +22,7 @@ from exporter.training.message import (
     ReportRefusedError,
     bubble_share,
     model_flops,
+    model_flops_16bit,
 )
 from exporter.training.unix_socket import ReportListenError, SocketListener
 from exporter.worker import Worker
@@ -263,6 +264,7 @@ def to_report(
         end=end,
         **{name: getattr(message, name) for name in _UNCHANGED},
         model_flops=model_flops(message),
+        model_flops_16bit=model_flops_16bit(message),
         gpus=message.gpus or message.world_size or 1,
         each=each,
         uuids=process.uuids,

@@ -183,6 +183,36 @@ def test_flops_of_eight_bits_are_compared_with_the_peak_of_eight_bits() -> None:
     assert lost(ledger, before)["useful"] == pytest.approx(0.3)
 
 
+def test_what_an_fp8_job_computes_in_16_bits_takes_twice_as_long() -> None:
+    """D14. GEMMs of 0.4 at a peak of 2, attention of 0.25 at 1: 0.45 in all, as the tensor cores were active."""
+    mixed = said(1, 2, model_flops=0.65 * PEAK, model_flops_16bit=0.25 * PEAK, dtype="fp8")
+    board = replace(H100, peak_flops_fp8=2 * PEAK)
+    ledger = opened(spec=board)
+    before = parts(ledger)
+    second(ledger, 2, WORKING, mixed)
+    found = lost(ledger, before)
+    assert "padding" not in found
+    assert found["useful"] == pytest.approx(0.45)
+    assert ledger.jobs["41"].book.reported == pytest.approx(0.9 * PEAK)
+    apart = opened(spec=board)
+    before = parts(apart)
+    second(apart, 2, WORKING, replace(mixed, model_flops_16bit=None))
+    assert lost(apart, before)["padding"] == pytest.approx(0.45 - 0.325)
+
+
+def test_of_an_unknown_16_bit_peak_all_flops_are_alike() -> None:
+    board = replace(H100, peak_flops=None, peak_flops_fp8=2 * PEAK)
+    ledger = opened(spec=board)
+    second(ledger, 2, WORKING, said(1, 2, model_flops=0.4 * PEAK, model_flops_16bit=0.2 * PEAK, dtype="fp8"))
+    assert ledger.jobs["41"].book.reported == pytest.approx(0.4 * PEAK)
+
+
+def test_no_more_than_all_flops_are_in_16_bits() -> None:
+    ledger = opened()
+    second(ledger, 2, WORKING, said(1, 2, model_flops=0.1 * PEAK, model_flops_16bit=0.2 * PEAK))
+    assert ledger.refused["report"] == 1
+
+
 def test_flops_of_many_gpus_are_shared() -> None:
     ledger = opened()
     before = parts(ledger)

@@ -90,7 +90,7 @@ def test_what_is_said_is_told_in_the_core_s_words() -> None:
         seconds=2.0, run="a", world_size=16, step=9, steps=3, highest_step=12, epoch=0.5, tokens=100.0, padding=10.0,
         samples=4.0, model=Shape(parameters=1000), hardware_flops=1e6, dtype="fp8", parallel=Degrees(tensor=8, data=2),
         pipeline=Schedule(2, 9), recompute="full", phase="data", phases={"data": 0.5, "checkpoint": 0.25},
-        checkpoints=1, restart=True, loss="inf", quality=Quality(0.7, "accuracy", 0.9), rank=5,
+        checkpoints=1, restart=True, loss="inf", quality=Quality(0.7, "accuracy", 0.9), rank=5, model_flops_16bit=3.0,
     )  # fmt: skip
     said = to_report(message, WorkloadProcess(1, "j", ("GPU-0", "GPU-1")), start=0, end=2000 * MS)
     assert said == TrainingReport(
@@ -98,7 +98,7 @@ def test_what_is_said_is_told_in_the_core_s_words() -> None:
         highest_step=12, epoch=0.5, tokens=100.0, padding=10.0, samples=4.0, hardware_flops=1e6, dtype="fp8",
         recompute="full", phase="data", phases=(("data", 500 * MS), ("checkpoint", 250 * MS)), bubble=0.1,
         checkpoints=1, restart=True, loss=float("inf"), quality=0.7, quality_name="accuracy", quality_target=0.9,
-        parallel=Parallel(tensor=8, data=2), world_size=16,
+        parallel=Parallel(tensor=8, data=2), world_size=16, model_flops_16bit=3.0,
     )  # fmt: skip
 
 

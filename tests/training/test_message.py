@@ -22,6 +22,7 @@ from exporter.training.message import (
     decode_message,
     flops_per_token,
     model_flops,
+    model_flops_16bit,
 )
 
 ROOT = Path(__file__).parents[2]
@@ -143,6 +144,23 @@ def test_hardware_flops_are_held_against_a_shape_s_too() -> None:
     with pytest.raises(ReportRefusedError, match="less than model_flops"):
         of(tokens=100, seconds=1, model={"parameters": 1e9}, hardware_flops=5e11)
     assert of(tokens=100, seconds=1, model={"parameters": 1e9}, hardware_flops=8e11).hardware_flops == 8e11
+
+
+def test_attention_of_narrow_formats_is_in_16_bits() -> None:
+    """12 x 10 x 8 x 64 x 1000 / 2 a token, unless it is told."""
+    shape = {"parameters": 1e9, "layers": 10, "heads": 8, "head_size": 64, "sequence": 1000}
+    attention = 100 * 30_720_000
+    for dtype in ("fp8", "fp4"):
+        assert model_flops_16bit(of(tokens=100, seconds=1, model=shape, dtype=dtype)) == attention
+        assert model_flops_16bit(of(tokens=100, seconds=1, model=shape, dtype=dtype, model_flops=5.0)) == 5.0
+        assert model_flops_16bit(of(tokens=100, seconds=1, model=shape, dtype=dtype, model_flops_16bit=7.0)) == 7.0
+        assert model_flops_16bit(of(seconds=1, model_flops=5.0, dtype=dtype)) is None
+        assert model_flops_16bit(of(seconds=1, tokens=100, dtype=dtype)) is None
+        assert model_flops_16bit(of(seconds=1, model_flops=5.0, model=shape, dtype=dtype)) is None
+    assert model_flops_16bit(of(tokens=100, seconds=1, model=shape)) is None
+    with pytest.raises(ReportRefusedError, match="more than model_flops") as refused:
+        of(seconds=1, model_flops=5.0, model_flops_16bit=6.0)
+    assert refused.value.field == "$.model_flops_16bit"
 
 
 def test_a_schedule_s_bubble() -> None:

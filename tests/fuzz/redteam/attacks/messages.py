@@ -20,7 +20,7 @@ _NUMBERS = (
 )
 _FIELDS = (
     *("at", "seconds", "rank", "world_size", "gpus", "step", "steps", "highest_step", "epoch", "tokens", "padding"),
-    *("samples", "model_flops", "hardware_flops", "checkpoints", "loss", "restart", "v"),
+    *("samples", "model_flops", "hardware_flops", "model_flops_16bit", "checkpoints", "loss", "restart", "v"),
 )
 
 
