@@ -60,7 +60,7 @@ def _columns(these: tuple[Loss, ...], side: Side) -> Iterator[Column]:
     colours = {loss.key: words.LEAKS.get(loss.rows[0], words.UNKNOWN) for loss in these}
     against = ((None, words.EXPECTED), (1, words.WATCH), (2, words.BAD))
     spoken = ((None, words.UNKNOWN), (0.01, words.WATCH), (0.9, words.GOOD))
-    yield Column(of="loss", title="Leak", texts={loss.key: loss.title for loss in these}, words=colours, width=305)
+    yield Column(of="loss", title="Leak", texts={loss.key: loss.title for loss in these}, words=colours, width=320)
     yield Column(of="A", title="Of 100 h", unit="none", decimals=1, width=80, empty="no data")
     yield _said("expected", "Expect (E)", {k.key: f"{k.expected.low:g} to {k.expected.high:g}" for k in these}, 90)
     yield Column(of="B", title="Of its top", unit="percentunit", decimals=0, width=90, steps=against)

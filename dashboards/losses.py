@@ -91,7 +91,7 @@ class Loss(Struct, frozen=True, kw_only=True):
     @property
     def title(self) -> str:
         """With its number, if it has one."""
-        return f"{int(self.key)} {self.name}" if self.of_twelve else self.name
+        return f"{int(self.key)} {self.name}" if self.of_twelve else self.name.replace("_", " ")
 
     @property
     def leaks(self) -> str:

@@ -42,8 +42,6 @@ class Column(Struct, frozen=True, kw_only=True):
     """What is written instead of a value."""
     bar: str = ""
     """Drawn as a bar of this colour within the cell, from 0 on."""
-    wrap: bool = False
-    """Long text goes on in further lines of its cell."""
     empty: str = "-"
     """What stands in a cell without a value."""
 

@@ -7,9 +7,9 @@ from dashboards import raw, words
 from dashboards.parts import Column, Figure, Lines, Panel, Query, Row, Table
 from dashboards.series import CLICKED, TO_JOB, TO_NODE, at, in_words, to
 
-LEAK = Column(of="leak", title="Leak", words=words.LEAKS, texts=words.LEAK_NAMES, width=185)
-ROLE = Column(of="role", title="Role that acts", texts=words.TEAMS, width=105)
-FIX = Column(of="fix", title="Do first", texts=words.FIXES, wrap=True)
+LEAK = Column(of="leak", title="Leak", words=words.LEAKS, texts=words.LEAK_NAMES, width=186)
+ROLE = Column(of="role", title="Role that acts", texts=words.TEAMS, width=103)
+FIX = Column(of="fix", title="Do first", texts=words.FIXES)
 _FACTORS = {"gau": "GAU", "ectr": "ECTR", "emfu": "eMFU"}
 _IN_TROUBLE = 'state=~"hung|zombie"'
 _NOT_HEARD = "no exporter heard"

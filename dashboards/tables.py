@@ -67,9 +67,6 @@ def _cells(column: Column) -> Iterator[Property]:
         yield Property("custom.align", "left")  # a word, though the value is a number
     if column.link:
         yield Property("links", [{"title": column.link.title, "url": column.link.url}])
-    if column.wrap:
-        yield Property("custom.cellOptions", {"type": "auto", "wrapText": True})
-        yield Property("custom.wrapText", True)  # as Grafana 12.2 and later have it
     yield from _cell_colours(column)
 
 

@@ -359,7 +359,7 @@ _LEAKS = Row(
                     Column(of="A", title="Of their time", unit="percentunit", decimals=1, width=105),
                     Column(of="B", title="Cost", unit="short", decimals=2, width=80),
                     Column(of="currency", title="Currency", width=85),
-                    Column(of="fix", title="Do first", texts=words.FIXES, wrap=True),
+                    Column(of="fix", title="Do first", texts=words.FIXES),
                 ),
                 sort="B",
             ),

@@ -73,14 +73,14 @@ _ANSWER = Row(
     "What we get for what we pay",
     (
         Panel(
-            title="Useful share of the GPU time seen",
+            title="Useful share",
             kind=Figure(steps=band("product"), named=True),
             shows="GAU x ECTR x eMFU over the time shown: the share of the GPU time that advanced a model, in terms of"
             " the hardware's dense peak. Where no job reports, it is the hardware's upper bound. Coverage says how much"
             " of what is paid was seen.",
             bad="below 14 %; most fleets lie at 20 to 25 %",
             do="look which of the three factors below is lowest, then give the biggest leak to its team",
-            queries=(Query(product("cluster"), legend="GAU x ECTR x eMFU"),),
+            queries=(Query(product("cluster"), legend="of the GPU time seen"),),
             unit="percentunit",
             decimals=1,
             width=4,
@@ -109,8 +109,8 @@ _ANSWER = Row(
                 (
                     LEAK,
                     Column(of="A", title="A month", unit="short", decimals=1, width=85),
-                    Column(of="currency", title="In", width=50),
-                    Column(of="team", title="Mostly of team", link=_THE_TEAM, width=140),
+                    Column(of="currency", title="In", width=48),
+                    Column(of="team", title="Mostly of team", link=_THE_TEAM, width=138),
                     ROLE,
                     FIX,
                 ),
@@ -219,13 +219,13 @@ _ANSWER = Row(
             kind=Table(
                 (
                     Column(of="state", title="State", words=words.STATES, width=85),
-                    Column(of="user", title="Owner", width=110),
+                    Column(of="user", title="Owner", width=90),
                     Column(of="team", title="Owner's team", link=_THE_TEAM, width=120),
                     Column(of="name", title="Name of the jobs"),
                     Column(of="C", title="Jobs", unit="none", decimals=0, width=60),
-                    Column(of="job_id", title="Job, or the largest", link=TO_JOB, width=150),
+                    Column(of="job_id", title="Job, or the largest", link=TO_JOB, width=140),
                     Column(of="A", title="GPUs", unit="none", decimals=0, width=60),
-                    Column(of="B", title="An hour", unit="short", decimals=2, bar=words.BAD, width=190),
+                    Column(of="B", title="An hour", unit="short", decimals=2, bar=words.BAD, width=140),
                     Column(of="currency", title="In", width=60),
                     Column(of="D", title="For", unit="s", decimals=1, width=100),
                 ),
@@ -274,7 +274,7 @@ _WATERFALL = Row(
             kind=Table(
                 (
                     LEAK,
-                    Column(of="A", title="Of 100 h", unit="none", decimals=1, width=330, bar=words.UNKNOWN),
+                    Column(of="A", title="Of 100 h", unit="none", decimals=1, width=220, bar=words.UNKNOWN),
                     Column(of="B", title="Cost of these", unit="short", decimals=2, width=110),
                     Column(of="C", title="A month", unit="short", decimals=1, width=90),
                     Column(of="currency", title="In", width=60),

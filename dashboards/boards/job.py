@@ -394,7 +394,7 @@ _LEAKS = Row(
                     Column(of="B", title="Share", unit="percentunit", decimals=1, width=65),
                     Column(of="C", title="Cost", unit="short", decimals=2, width=70),
                     Column(of="who", title="Who", texts=words.TEAMS, width=75),
-                    Column(of="fix", title="Do first", texts=words.FIXES, wrap=True),
+                    Column(of="fix", title="Do first", texts=words.FIXES),
                 ),
                 sort="A",
             ),

@@ -346,7 +346,7 @@ _WATERFALL = Row(
                     Column(of="A", title="GPU-hours", unit="none", decimals=2, width=110),
                     Column(of="B", title="Cost", unit="short", decimals=2, width=80),
                     Column(of="currency", title="Currency", width=90),
-                    Column(of="fix", title="Do first", texts=words.FIXES, wrap=True),
+                    Column(of="fix", title="Do first", texts=words.FIXES),
                 ),
                 sort="A",
             ),

@@ -121,7 +121,6 @@ _FIGURES = (
                 Column(of="user", title="Owner", width=75),
                 Column(of="team", title="Owner's team", link=_TEAM, width=115),
                 Column(of="A", title="GPUs", unit="none", decimals=0, width=55),
-                Column(of="F", title="Since", unit="dateTimeAsIsoNoDateIfToday", width=155),
                 Column(of="C", title="For", unit="s", decimals=1, width=80),
                 Column(of="B", title="An hour", unit="short", decimals=2, width=70),
                 Column(of="D", title="So far", unit="short", decimals=2, width=70),
@@ -129,8 +128,8 @@ _FIGURES = (
                 Column(of="node", title="Culprit on", link=TO_NODE, width=115),
                 Column(of="gpu", title="its GPU", width=65),
                 Column(of="rank", title="its rank", width=65),
-                Column(of="do", title="Do first", texts=_DO_FIRST, wrap=True),
-                Column(of="runbook", title="Runbook", width=235),
+                Column(of="do", title="Do first", texts=_DO_FIRST),
+                Column(of="runbook", title="Runbook", width=245),
             )
         ),
         shows="The job whose hung, suspected and zombie GPUs cost most an hour: whose it is, how many GPUs, for how"
@@ -145,7 +144,6 @@ _FIGURES = (
             Query(f"{_SINCE} and on (cluster, job_id) {_WORST}"),
             Query(f"{_WORST} * on (cluster, job_id) group_left () max by (cluster, job_id) ({_SINCE}) / 3600"),
             Query(f"{_WHICH_RANK} and on (cluster, job_id) {_WORST}"),
-            Query(f"1000 * ({IN_TROUBLE_SINCE} and on (cluster, job_id) {_WORST})"),
         ),
         unit="none",
         width=24,
@@ -357,7 +355,7 @@ _RANKS = Row(
             do="dump the stacks of that rank (py-spy dump, or gdb), read its node's dmesg, restart from the checkpoint",
             queries=(Query(at(_CULPRIT)),),
             unit="none",
-            width=7,
+            width=8,
             height=8,
             empty="no hang with a culprit",
             fills="deadlock",
@@ -408,7 +406,7 @@ _RANKS = Row(
                 Query(_FOR_AT_LEAST),
             ),
             unit="none",
-            width=8,
+            width=7,
             height=8,
             empty="of what is seen all is in service, and nothing has leaked",
             fills="lost_gpu",
@@ -556,7 +554,7 @@ _EYE = Row(
                     Column(of="reason", title="Why", width=130, texts=_WAITED_FOR, words=_STANDS_OUT),
                     Column(of="B", title="Agree", unit="percentunit", decimals=0, width=70),
                     *(
-                        Column(of=letter, title=title, unit="none", width=88, texts=_AGREES, words=_FOR_A_HANG)
+                        Column(of=letter, title=title, unit="none", width=86, texts=_AGREES, words=_FOR_A_HANG)
                         for letter, title in zip(_LETTERS, _SIGNS.values(), strict=True)
                     ),
                 ),

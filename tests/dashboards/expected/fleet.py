@@ -70,7 +70,7 @@ ROWS = (
     *(
         Expected(panel=panel, scenario="carpenter_told", minutes=600, worth=share(which, 600))
         for which, panel in {
-            "product": "Useful share of the GPU time seen",
+            "product": "Useful share",
             "gau": "Allocated and working",
             "ectr": "x Computing",
             "emfu": "x Useful FLOPs",
