@@ -54,7 +54,7 @@ class Picture(Struct, frozen=True):
 PICTURES = (
     Picture("top-80x24", 80, 24, ("j",) * 6, ("GPU 6",)),
     Picture("top-200x60", 200, 60, ("j",) * 6, ("GPU 6",)),
-    Picture("top-job-80x24", 80, 24, ("j",) * 6, ("job 41010 on", "in all"), (ENTER,)),
+    Picture("top-job-80x24", 80, 24, ("j",) * 6, ("job 41010 on", "total"), (ENTER,)),
 )
 
 
@@ -82,6 +82,7 @@ def main() -> int:
             for key in picture.last:
                 one.press(key)
             one.shows(*picture.words)
+            one.drain(0.5)
             (FOLDER / f"{picture.name}.svg").write_text(svg(one.screen), encoding="utf-8")
     return 0
 
