@@ -29,6 +29,7 @@ from exporter.files import OutputError, may_exist, write_output
 from exporter.preview.prometheus import PrometheusClient, PrometheusError, PrometheusSeries
 from exporter.redact import redact_secrets
 from exporter.report.analysis import compare_reports, estimate_changes
+from exporter.report.build import EnergyTerms
 from exporter.report.job_names import find_named, members_message, naming_notes, split_step
 from exporter.report.model import JobIdentity, JobReport, ReportComparison, ReportError
 from exporter.report.nodes import NodeQueryError, NodeRecords, fetch_records
@@ -132,7 +133,7 @@ def _from_named_sources(
         raise GatherError(f"no node answered: {'; '.join(response.unanswered)}")
     sources = RecordSources(
         source="nodes" if args.node else "stores", unanswered=response.unanswered, notes=response.notes,
-        grams_co2_per_kwh=_grams_co2(args),
+        energy=_energy_terms(read_config(args)) if getattr(args, "config", None) else EnergyTerms(),
     )  # fmt: skip
     return chain(chain.from_iterable(_read_store(path, query) for path in args.store), response.records), sources
 
@@ -159,7 +160,7 @@ def _from_this_node(
 ) -> tuple[Iterable[AnyInput | JobRecord], RecordSources]:
     """Read this node's store for ended jobs and its daemon for running ones; one of them suffices."""
     config = read_config(args)
-    grams, path = config.energy.grams_co2_per_kwh, _default_store(config)
+    path = _default_store(config)
     stored: tuple[AnyInput, ...] | None = None
     why = ""
     if path is not None:
@@ -174,7 +175,7 @@ def _from_this_node(
             f"{why}{response.unanswered[0]}; name a source with --store FILE, --node URL or --prometheus URL"
         )
     sources = RecordSources(
-        source="nodes" if stored is None else "stores", notes=response.notes, grams_co2_per_kwh=grams
+        source="nodes" if stored is None else "stores", notes=response.notes, energy=_energy_terms(config)
     )
     return latest_records((*(stored or ()), *response.records)), sources
 
@@ -195,9 +196,8 @@ def _daemon_address(config: Config) -> str:
     return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
-def _grams_co2(args: argparse.Namespace) -> float | None:
-    """Return the carbon intensity in the configuration file, if one is named."""
-    return read_config(args).energy.grams_co2_per_kwh if getattr(args, "config", None) else None
+def _energy_terms(config: Config) -> EnergyTerms:
+    return EnergyTerms(config.energy.price_per_kwh, config.energy.currency, config.energy.grams_co2_per_kwh)
 
 
 _DEFAULT_TARGET_EMFU = 0.6

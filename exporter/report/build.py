@@ -481,6 +481,14 @@ _FULL_SHARE = 0.999
 """A lower share shows as less than 100.0 %."""
 
 
+class EnergyTerms(Struct, frozen=True):
+    """What a kilowatt-hour costs and emits; None: not known."""
+
+    price_per_kwh: float | None = None
+    currency: str = ""
+    grams_co2_per_kwh: float | None = None
+
+
 class RunData(Struct, frozen=True, kw_only=True):
     """One run of a job over all its nodes, whichever source it was read from. None or empty: not reported."""
 
@@ -502,7 +510,7 @@ class RunData(Struct, frozen=True, kw_only=True):
     """Number of GPU failures by kind: hung, zombie, xid, unavailable."""
     unseen: tuple[str, ...]
     """What the source could not observe, in sentences."""
-    grams_co2_per_kwh: float | None = None
+    energy: EnergyTerms = EnergyTerms()
     energy_useful: float | None = None
     activity: dict[str, float] = {}
     activity_deviation: float | None = None
@@ -521,7 +529,7 @@ def build_report(run: RunData) -> JobReport:
     """Derive all figures of the report."""
     books, training = run.books, training_summary(run)
     waterfall, by_leak = books.waterfall(), books.by_leak()
-    kwh = None if run.joules is None else run.joules / JOULES_PER_KWH
+    kwh, terms = None if run.joules is None else run.joules / JOULES_PER_KWH, run.energy
     layers, nodes, energy_useful = books.layer_ratios(), books.node_shares(), run.energy_useful
     if run.useful_pipe == NONE:  # the minute before that was seen is no reason to claim 0 %
         layers, energy_useful = replace(layers, emfu=None, product=None, floor=None), None
@@ -552,7 +560,9 @@ def build_report(run: RunData) -> JobReport:
         simulated=run.simulated,
         failures=failure_costs(run, waterfall),
         energy_useful=energy_useful,
-        co2_kg=None if kwh is None or run.grams_co2_per_kwh is None else kwh * run.grams_co2_per_kwh / 1000,
+        co2_kg=None if kwh is None or terms.grams_co2_per_kwh is None else kwh * terms.grams_co2_per_kwh / 1000,
+        energy_money=UNSET if kwh is None or terms.price_per_kwh is None else kwh * terms.price_per_kwh,
+        energy_currency=UNSET if kwh is None or terms.price_per_kwh is None else terms.currency,
         expected_nodes=run.expected_nodes,
         expected_gpus=int(run.training.world_size or 0),
         fitting=run.smallest_slice,

@@ -344,6 +344,10 @@ class JobReport(Struct, frozen=True, kw_only=True):
     """Share of the energy that was used in useful time."""
     co2_kg: float | None = None
     """None if the carbon intensity of the electricity is not known."""
+    energy_money: float | UnsetType = UNSET
+    """Price of the energy; no part of `money`. Absent if the price of a kilowatt-hour is not known."""
+    energy_currency: str | UnsetType = UNSET
+    """Present with `energy_money`."""
     expected_nodes: int = 0
     """Number of nodes of the whole job; 0 if not known."""
     expected_gpus: int = 0

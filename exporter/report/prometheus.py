@@ -240,7 +240,7 @@ def _run_data(data: PrometheusRunData, books: JobBooks) -> RunData:
         books=books,
         models=data.gpu_models(),
         joules=metrics.total("energy_joules"),
-        grams_co2_per_kwh=data.grams_co2_per_kwh(),
+        energy=data.energy_terms(),
         ofu=data.weighted_mean("ofu_ratio", weights=paid_seconds),
         activity=_activity_percentiles(data),
         activity_deviation=data.weighted_mean("activity_deviation_ratio", weights=paid_seconds),

@@ -11,7 +11,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from exporter.core.prices import NO_PRICE
-from exporter.report.build import latest_maximum, sum_by_key, weighted_mean
+from exporter.report.build import EnergyTerms, latest_maximum, sum_by_key, weighted_mean
 from exporter.report.query import (
     LOOKBACK_SECONDS,
     MAX_SAMPLES_READ,
@@ -182,11 +182,18 @@ class PrometheusRunData:
         """Resolution of subqueries in seconds."""
         return round(max(SCRAPE_INTERVAL_SECONDS, (self.run.query_end - self.run.query_start) / _MAX_SUBQUERY_POINTS))
 
-    def grams_co2_per_kwh(self) -> float | None:
-        """Return the carbon intensity of a kilowatt-hour in grams: the highest of its nodes."""
-        query = f"last_over_time({self.job_query.metric_selector('grams_co2_per_kwh')}[5m])"
+    def energy_terms(self) -> EnergyTerms:
+        """Return what a kilowatt-hour costs and emits: each the highest of its nodes."""
+        price = max(self._of_nodes("price_per_kwh"), key=attrgetter("value"), default=None)
+        grams = max((sample.value for sample in self._of_nodes("grams_co2_per_kwh")), default=None)
+        if price is None:
+            return EnergyTerms(grams_co2_per_kwh=grams)
+        return EnergyTerms(price.value, price.labels.get("currency", ""), grams)
+
+    def _of_nodes(self, metric: str) -> list[VectorSample]:
+        query = f"last_over_time({self.job_query.metric_selector(metric)}[5m])"
         samples = self.job_query.instant_query(query, self.run.end)
-        return max((sample.value for sample in samples if sample.instance in self.node_names), default=None)
+        return [sample for sample in samples if sample.instance in self.node_names]
 
     def simulated(self) -> bool:
         """Whether any of its nodes is simulated."""

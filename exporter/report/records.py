@@ -22,6 +22,7 @@ from exporter.formatting import format_amount, format_percent
 from exporter.report.build import (
     LAYER_BY_LEAK,
     NANOSECONDS_PER_HOUR,
+    EnergyTerms,
     JobBooks,
     LatencyValue,
     ReportedTraining,
@@ -370,7 +371,7 @@ class RecordSources(Struct, frozen=True, kw_only=True):
     """One sentence for each node that did not answer, with the reason."""
     notes: tuple[str, ...] = ()
     """Remarks on nodes that did."""
-    grams_co2_per_kwh: float | None = None
+    energy: EnergyTerms = EnergyTerms()
 
 
 _FROM_STORES = RecordSources()
@@ -392,7 +393,7 @@ def join_records(
         models=tuple(sorted({model for record in run_records for model in record.models})),
         joules=joules or None,
         energy_useful=energy.get("useful", 0.0) / joules if joules else None,
-        grams_co2_per_kwh=sources.grams_co2_per_kwh,
+        energy=sources.energy,
         ofu=_ofu(run_records),
         training=_training_totals(run),
         qualities=tuple(_quality_metrics(run, books)),

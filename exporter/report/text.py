@@ -184,6 +184,7 @@ def _report_facts(report: JobReport) -> Iterator[str]:
     energy = f", {report.energy_kwh:,.1f} kWh" if report.energy_kwh is not None else ""
     yield f"{report.gpu_hours:,.2f} GPU-hours allocated{money}{energy}, {format_percent(report.coverage)} observed"
     spent = [f"{format_percent(report.energy_useful)} useful"] if report.energy_useful is not None else []
+    spent += [_energy_money(report)] if report.energy_money is not UNSET else []
     spent += [f"{format_amount(report.co2_kg)} kg of CO2"] if report.co2_kg is not None else []
     if spent:
         yield f"of the energy: {', '.join(spent)}"
@@ -428,6 +429,7 @@ def _comparison_rows(comparison: ReportComparison) -> Iterator[TableRow]:
     yield ("cost", *(f"{report.cost:,.2f} {report.cost_unit}" for report in reports))
     yield ("time", *(format_duration(report.when.seconds) for report in reports))
     yield from _row_unless_empty("energy, kWh", (format_amount(report.energy_kwh) for report in reports))
+    yield from _row_unless_empty("energy, cost", map(_energy_money, reports))
     if comparison.per_gpu is not None:
         yield (f"{comparison.of} a second and GPU", *map(format_amount, comparison.per_gpu))
     if comparison.per_cost is not None:
@@ -452,6 +454,10 @@ def _row_unless_empty(name: str, cells: Iterable[str]) -> Iterator[TableRow]:
     row = (name, *cells)
     if set(row[1:]) != {NO_VALUE}:
         yield row
+
+
+def _energy_money(report: JobReport) -> str:
+    return NO_VALUE if report.energy_money is UNSET else f"{report.energy_money:,.2f} {report.energy_currency}"
 
 
 def _cost_text(report: JobReport, unit: str) -> str:
@@ -590,6 +596,7 @@ def _short_lines(report: JobReport) -> Iterator[str]:
     )
     money = money_suffix(report.money, report.currency)
     energy = "" if report.energy_kwh is None else f", {format_amount(report.energy_kwh)} kWh"
+    energy += "" if report.energy_money is UNSET else f" for {_energy_money(report)}"
     yield f"  {report.gpu_hours:,.2f} GPU-hours on {plural(report.gpus, 'GPU')}{money}{energy}"
     yield f"  {format_percent(report.layers.product)} useful = {layer_product(report.layers)}"
     for part in report.losses[:1]:

@@ -236,6 +236,9 @@ def test_what_a_change_would_gain(ask: Ask) -> None:
 def test_carbon_where_a_node_tells_it(ask: Ask) -> None:
     assert ask("41")["co2_kg"] == pytest.approx(0.4 * 0.1 * (120 + 118.5))
     assert ask("42")["co2_kg"] is None
+    told = ask("41")
+    assert (told["energy_money"], told["energy_currency"]) == (pytest.approx(0.12 * 0.1 * (120 + 118.5)), "USD")
+    assert "energy_money" not in ask("42")
 
 
 def test_a_job_of_a_simulated_node_is_called_so(ask: Ask) -> None:

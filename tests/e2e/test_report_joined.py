@@ -203,10 +203,11 @@ def test_without_a_source_this_nodes_store_is_read(tmp_path: Path, monkeypatch: 
     monkeypatch.setenv("STATE_DIRECTORY", f"{tmp_path}:/nowhere")
     assert found(f"7 {AT}")["source"] == "stores"
     (tmp_path / "config.toml").write_text(
-        f"[history]\nfile = '{tmp_path}/history.db'\n[energy]\ngrams_co2_per_kwh = 500\n"
+        f"[history]\nfile = '{tmp_path}/history.db'\n[energy]\ngrams_co2_per_kwh = 500\nprice_per_kwh = 0.2\n"
     )
     monkeypatch.delenv("STATE_DIRECTORY")
     assert found(f"7 {AT} --config {tmp_path}/config.toml")["co2_kg"] == pytest.approx(0.5)
+    assert found(f"7 {AT} --config {tmp_path}/config.toml")["energy_money"] == pytest.approx(0.2)
 
 
 def test_this_nodes_store_has_what_ended_and_its_daemon_what_runs(tmp_path: Path) -> None:

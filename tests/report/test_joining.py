@@ -15,6 +15,7 @@ from exporter.core.job_record import JobRecord
 from exporter.core.leaks import LEAK_NAMES
 from exporter.core.model import Latency
 from exporter.core.uncertainty import Bounds
+from exporter.report.build import EnergyTerms
 from exporter.report.model import JobReport, ReportError
 from exporter.report.records import RecordSources, join_records
 from exporter.simulate.leak_scenarios import LEAK_SCENARIOS
@@ -201,9 +202,13 @@ def test_failures_and_what_they_cost() -> None:
     assert calm.failures == ()
 
 
-def test_carbon_of_what_was_told() -> None:
-    assert join(stated(), grams_co2_per_kwh=400.0).co2_kg == pytest.approx(0.4)
-    assert join(stated()).co2_kg is None
+def test_what_the_energy_cost_and_emitted_is_of_what_was_told() -> None:
+    told = join(stated(), energy=EnergyTerms(0.12, "EUR", 400.0))
+    assert told.co2_kg == pytest.approx(0.4)
+    assert told.energy_money == pytest.approx(0.12)
+    assert (told.currency, told.energy_currency) == ("USD", "EUR"), "the energy has a currency of its own"
+    untold = join(stated())
+    assert (untold.co2_kg, untold.energy_money, untold.energy_currency) == (None, UNSET, UNSET)
 
 
 def test_the_slice_that_would_have_held_it() -> None:
