@@ -75,7 +75,7 @@ _LEAK_BY_NAME = {leak.name: leak for leak in LEAKS}
 NOT_LOST = ("useful", "unresolved", "unobserved")
 REPORTED_PHASE = {
     "failure_recovery": "restore", "startup": "startup", "checkpoint": "checkpoint", "data_stall": "data",
-    "exposed_communication": "communication",
+    "exposed_communication": "communication", "pipeline_bubble": "bubble",
 }  # fmt: skip
 """The phase in which a job reports a leak that is otherwise measured or estimated."""
 

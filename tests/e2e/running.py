@@ -134,7 +134,13 @@ class Daemon:
         self.client = httpx.Client(base_url=self.url, trust_env=False, timeout=PATIENCE)
 
     def get(self, path: str, **headers: str) -> httpx.Response:
-        return self.client.get(path, headers=headers)
+        """Ask again while it refuses to serve old figures, for a busy machine may keep it from sampling."""
+
+        def look() -> httpx.Response | None:
+            answer = self.client.get(path, headers=headers)
+            return None if answer.status_code == 503 and "the newest sample is" in answer.text else answer
+
+        return wait_for(look, f"{path} is answered with figures")
 
     def ready(self) -> bool:
         return self.program.alive() and self.get("/readyz").status_code == 200
