@@ -293,18 +293,18 @@ SECOND_OPINION = Group(
     about="An independent generator of truth (`tests/truth`), written without knowledge of the accounting: kernels, "
     "collectives, waits, hangs and look-alikes, power and clocks, and DCGM's averaging. Its traces go through the "
     "core; what was booked is compared with what is true. *Wrong name* is what a named leak holds beyond its truth, "
-    "*residual* what a row without a cause holds beyond it; points are percent of the paid time.",
+    "*residual* what a row without a cause holds beyond it; points are percent of the paid time. Two of the 40 random "
+    "jobs are pipelines, whose stages wait without a kernel; none has stages that poll, which are harder to tell.",
     measures=("exporter/core", "tests/truth", "benchmarks/truth/second_opinion.py"),
     run=second_opinion,
     quick=partial(second_opinion, quick=True),
     shortfalls={
-        "random training jobs, usual report, 1 s: points in a residual row": "half of it waits without a kernel: "
-        "bubbles of pipelines that report no schedule, and gaps between large kernels, which may be launches or waits; "
-        "the other half are idle SMs that may be communication or small kernels. A job that reports its schedule and "
-        "times its communication has neither",
-        "random training jobs, usual report, 1 s: points of ECTR": "two fifths are the bubbles of two pipelines, "
-        "which count as waiting (ECTR) until their schedule is reported (eMFU); the rest is communication, estimated "
-        "from idle SMs; with timed communication it is 1.4",
+        "random training jobs, usual report, 1 s: points in a residual row": "four fifths are kernels without tensor "
+        "work: DRAM activity that links may have caused, and idle SMs that may be communication or small kernels. The "
+        "rest are uneven waits between large kernels, which may be launches or waits for a peer. No report tells any "
+        "of it but timed communication",
+        "random training jobs, usual report, 1 s: points of ECTR": "nine tenths are communication, estimated from idle "
+        "SMs; with timed communication it is 1.4",
         **{
             f"random training jobs, {label}: exposed communication between its bounds, within a point": (
                 "the worst are jobs whose only kernels, for a part of the time, move data or poll, which counts as "
