@@ -193,7 +193,7 @@ _ANSWER = Row(
             empty="no price seen",
         ),
         Panel(
-            title="GPUs in trouble now",
+            title="Hung or zombie, now",
             kind=Figure(steps=((None, words.EXPECTED), (1, words.BAD)), named=True),
             shows="GPUs held by jobs that are hung or zombies at this moment.",
             bad="any that stays for longer than it takes to call the owner",

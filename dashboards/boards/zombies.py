@@ -197,7 +197,8 @@ _FIGURES = (
         title="Lost over the time shown",
         kind=Figure(steps=((None, words.BAD),), named=True),
         shows="What hung GPUs have cost over the time shown, and GPUs that were held and did nothing (zombies, and"
-        " servers nobody asked). Exempt jobs count here.",
+        " servers nobody asked). A zombie counts from when it was found; its rest before is an unattributed stall."
+        " Exempt jobs count here.",
         bad="more than a person's wage for the same time",
         do="the larger of the two first: hangs need watchdogs, idle GPUs need time limits",
         queries=(
@@ -255,7 +256,7 @@ _CALL = Row(
                     Column(of="H", title="For", unit="s", decimals=1, width=95),
                     Column(of="B", title="An hour", unit="short", decimals=2, width=115, bar=words.BAD),
                     Column(of="currency", title="In", width=60),
-                    Column(of="I", title="Last useful work", unit="s", decimals=1, width=135),
+                    Column(of="I", title="No useful work for", unit="s", decimals=1, width=135),
                     Column(of="F", title="No process", unit="none", decimals=0, width=90),
                     Column(of="G", title="Of GPUs", unit="none", decimals=0, width=75),
                     Column(of="exemption", title="Exempt by", width=110),
@@ -340,7 +341,7 @@ _RANKS = Row(
     "Which rank, which GPU",
     (
         Panel(
-            title="Culprits: what the others wait for",
+            title="Culprits of hangs",
             kind=Table(
                 (
                     Column(of="job_id", title="Job", link=_LOOK, width=90),
@@ -361,7 +362,7 @@ _RANKS = Row(
             fills="deadlock",
         ),
         Panel(
-            title="Ranks the others wait for",
+            title="Stragglers: slow ranks",
             kind=Table(
                 (
                     Column(of="job_id", title="Job", link=_LOOK, width=90),

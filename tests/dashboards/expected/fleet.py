@@ -146,7 +146,7 @@ ROWS = (
     Expected(panel="GPUs owned", scenario="fleet", worth=lambda played: gpus(played) + 8, within=0),
     *(
         Expected(
-            panel="GPUs in trouble now", scenario="fleet", letter=letter, within=0,
+            panel="Hung or zombie, now", scenario="fleet", letter=letter, within=0,
             worth=in_state(state),
         )
         for letter, state in (("A", "hung"), ("B", "zombie"))

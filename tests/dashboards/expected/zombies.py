@@ -105,7 +105,7 @@ ROWS = (
         worth=lambda played: TICKET * (played.states()["hung"] > 0), within=0,
     ),
     Expected(
-        panel="Culprits: what the others wait for", scenario="deadlock", where=STUCK | {"gpu": "0"}, within=0,
+        panel="Culprits of hangs", scenario="deadlock", where=STUCK | {"gpu": "0"}, within=0,
         worth=lambda played: gpu(played, "0").reason == "culprit",
     ),
     *(
