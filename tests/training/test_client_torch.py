@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from exporter.training.message import Message
-from tests.training.frameworks.running import bounds, missing, run
+from tests.training.frameworks.running import bounds, missing, run, within
 from tests.training.recorder import Recorder, summed
 
 pytestmark = pytest.mark.e2e
@@ -15,21 +15,13 @@ CRASHED = 17
 FIGURES = ("steps", "tokens", "padding", "flops", "checkpoints")
 
 
-ROUNDING = 0.002
-"""Seconds: messages count whole milliseconds."""
-
-
-def _between(took: float, least: float, most: float) -> bool:
-    return least - ROUNDING <= took <= most + ROUNDING
-
-
 def _seconds(told: dict[str, Any], truth: dict[str, Any]) -> None:
     """All of the job's seconds, and in each phase as many as between the two stopwatches."""
     spent = bounds(truth)
-    assert _between(told["seconds"], *spent.pop("all"))
+    assert within(told["seconds"], *spent.pop("all"))
     assert set(told["phases"]) == set(spent)
     for name, took in told["phases"].items():
-        assert _between(took, *spent[name]), name
+        assert within(took, *spent[name]), name
 
 
 def test_a_loop_that_crashes_and_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
@@ -55,8 +47,8 @@ def _before_the_crash(said: list[Message], truth: dict[str, Any]) -> None:
     }  # fmt: skip
     lost = [each for each in truth["history"] if each["step"] > told["step"]]
     assert not lost or lost[-1]["at"] - lost[0]["at"] < 2.0
-    assert _between(told["phases"]["checkpoint"], *bounds(truth)["checkpoint"])
-    assert _between((said[0].at or 0) / 1e9, truth["began"], truth["created"]), "the clock is the host's"
+    assert within(told["phases"]["checkpoint"], *bounds(truth)["checkpoint"])
+    assert within((said[0].at or 0) / 1e9, truth["began"], truth["created"]), "the clock is the host's"
 
 
 def _after_it(said: list[Message], truth: dict[str, Any], before: list[Message]) -> None:

@@ -7,12 +7,10 @@ from typing import Any
 import pytest
 
 from exporter.training.message import Message
-from tests.training.frameworks.running import missing, run
+from tests.training.frameworks.running import missing, run, within
 from tests.training.recorder import Recorder, summed
 
 pytestmark = pytest.mark.e2e
-ROUNDING = 0.002
-"""Seconds: messages count whole milliseconds."""
 
 
 def _run(script: str, folder: Path, *arguments: object) -> tuple[dict[str, Any], list[Message]]:
@@ -27,7 +25,7 @@ def _run(script: str, folder: Path, *arguments: object) -> tuple[dict[str, Any],
 def _between_two_stopwatches(told: dict[str, Any], truth: dict[str, Any]) -> None:
     """One within each phase, one around it, so that it does not matter where a busy machine suspends the process."""
     for name in ("evaluation", "checkpoint"):
-        assert truth[name] - ROUNDING <= told["phases"][name] <= truth[f"{name} at most"] + ROUNDING, name
+        assert within(told["phases"][name], truth[name], truth[f"{name} at most"]), name
 
 
 @pytest.fixture
@@ -48,7 +46,8 @@ def test_a_trainer_of_hugging_face(tmp_path: Path) -> None:
     assert (told["checkpoints"], told["restarts"]) == (truth["checkpoints"], 0)
     _between_two_stopwatches(told, truth)
     assert told["phases"]["data"] >= 12 * 4 * 0.005, "older Trainers say nothing before the second batch of a step"
-    assert truth["trained"] <= told["seconds"] - told["phases"]["startup"] <= truth["wall"] + ROUNDING
+    assert truth["trained"] <= told["seconds"] - told["phases"]["startup"]
+    assert within(told["seconds"] - told["phases"]["startup"], truth["trained"], truth["wall"])
     assert {each.gpus for each in said} == {each.world_size for each in said} == {1}
     assert {each.phase for each in said} == {"startup", "evaluation", "checkpoint", ""}
     assert [each.loss for each in said if each.loss is not None][-1] == pytest.approx(truth["losses"][-1])

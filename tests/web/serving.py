@@ -7,7 +7,6 @@ import asyncio
 import queue
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -18,7 +17,7 @@ from fastapi import FastAPI
 from exporter.web.metrics_app import create_metrics_app
 from exporter.web.security import WebConfigWatcher
 from exporter.web.server import ConnectionLimits, listen, serve, web_listeners
-from tests.waiting import PATIENCE
+from tests.waiting import PATIENCE, wait_for
 
 PAGE = b"gpu_efficiency_x 1\n"
 
@@ -35,10 +34,7 @@ class Served:
 
     def until_alone(self) -> None:
         """Wait until the server has no connection left."""
-        deadline = time.monotonic() + PATIENCE
-        while self._server.server_state.connections:
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        wait_for(lambda: not self._server.server_state.connections, "no connection is left", step=0.02)
 
     def line(self, *, here: str = "127.0.0.1") -> socket.socket:
         """Connect from a loopback address."""

@@ -17,6 +17,8 @@ from exporter.training import client
 
 PYTHON = Path(sysconfig.get_path("purelib")).parents[2] / "training/bin/python"
 HERE = Path(__file__).parent
+_ROUNDING = 0.002
+"""Seconds."""
 
 
 @cache
@@ -47,6 +49,11 @@ def run(script: str, folder: Path, *arguments: object, socket: str, check: int =
     )  # fmt: skip
     assert done.returncode == check, f"{done.stdout[-2000:]}\n{done.stderr[-3000:]}"
     return done.stdout + done.stderr
+
+
+def within(took: float, least: float, most: float) -> bool:
+    """Whether reported seconds lie between two stopwatches; messages count whole milliseconds."""
+    return least - _ROUNDING <= took <= most + _ROUNDING
 
 
 def bounds(truth: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
