@@ -83,9 +83,13 @@ def hours(name: str, *where: str, by: str = "", time: str = "$__range") -> str:
 
 def a_month(name: str, *where: str, by: str = "") -> str:
     """Money a month at the mean rate of the time shown, in which what took nothing has no sample."""
+    return f"{hours(name, *where, by=by)} / {shown_hours()} * {HOURS_A_MONTH}"
+
+
+def shown_hours() -> str:
+    """Hours of the time shown in which anything was recorded, as a scalar."""
     paid = part("cluster", "paid")
-    shown = f"scalar(max(count_over_time({at(paid)}[$__range]))) * {_recorded()[paid] / 3600:g}"
-    return f"{hours(name, *where, by=by)} / ({shown}) * {HOURS_A_MONTH}"
+    return f"(scalar(max(count_over_time({at(paid)}[$__range]))) * {_recorded()[paid] / 3600:g})"
 
 
 def part(level: str, which: str) -> str:

@@ -21,15 +21,13 @@ from dashboards.series import (
     total,
 )
 from dashboards.small_fleet import FIX, LEAK, ROLE, SMALL_FLEET
+from dashboards.unseen import UNSEEN_NODES
 
 _TARGET = words.BANDS["product"][1]
-_SEEN = f"(sum({at(part('cluster', 'observed'))}) > 0)"
-"""GPUs that are seen now: who sees none of them cannot say that none is in trouble."""
 _PAID = "cluster:gpu_efficiency_cost_paid:per_hour"
 _LEAK_COST = "cluster_leak:gpu_efficiency_cost:per_hour"
 _WEEK_AGO = "$__range offset 7d"
 _LOSSES = 'layer=~"gau|ectr|emfu"'
-_HUNG, _ZOMBIE = 'state="hung"', 'state="zombie"'
 _IN_TROUBLE = 'state=~"hung|zombie"'
 _TROUBLE = f"({at('job_state:gpu_efficiency_gpus', _IN_TROUBLE)} > 0)"
 _WHOSE = f"* on (cluster, job_id) group_left (name, user, team) {at('job:gpu_efficiency_info')}"
@@ -54,7 +52,7 @@ def _factor(which: str, title: str, name: str, *, shows: str, do: str) -> Panel:
         queries=(Query(ratio("cluster", which), legend=name),),
         unit="percentunit",
         decimals=1,
-        width=4,
+        width=5,
         height=4,
         empty=_NO_SCRAPE,
     )
@@ -157,28 +155,9 @@ _ANSWER = Row(
             queries=(Query(ratio("cluster", "kernel_utilization"), legend="time with any kernel"),),
             unit="percentunit",
             decimals=1,
-            width=4,
+            width=5,
             height=4,
             empty=_NO_SCRAPE,
-        ),
-        Panel(
-            title="Coverage",
-            kind=Figure(steps=((None, words.BAD), (0.95, words.WATCH), (0.99, words.GOOD)), named=True),
-            shows="Share of the time of all GPUs owned that was seen, now. What was not seen is in none of the ratios.",
-            bad="below 95 %: the other figures speak of a part of the fleet",
-            do="open the board Exporter and data quality",
-            queries=(
-                Query(
-                    f"sum({at('cluster:gpu_efficiency_coverage:ratio_rate5m')}"
-                    f" * {at('cluster:gpu_efficiency_owned:gpus')}) / sum({at('cluster:gpu_efficiency_owned:gpus')})",
-                    legend="of all GPUs owned",
-                ),
-            ),
-            unit="percentunit",
-            decimals=1,
-            width=4,
-            height=4,
-            empty="no exporter heard",
         ),
         Panel(
             title="Paid a month, at this rate",
@@ -193,32 +172,10 @@ _ANSWER = Row(
             empty="no price seen",
         ),
         Panel(
-            title="Hung or zombie, now",
-            kind=Figure(steps=((None, words.EXPECTED), (1, words.BAD)), named=True),
-            shows="GPUs held by jobs that are hung or zombies at this moment.",
-            bad="any that stays for longer than it takes to call the owner",
-            do="open the board Zombies and deadlocks",
-            queries=(
-                Query(
-                    f"sum({at('job_state:gpu_efficiency_gpus', _HUNG)}) or 0 * {_SEEN}",
-                    legend="hung",
-                ),
-                Query(
-                    f"sum({at('job_state:gpu_efficiency_gpus', _ZOMBIE)}) or 0 * {_SEEN}",
-                    legend="zombie",
-                ),
-            ),
-            decimals=0,
-            width=4,
-            height=7,
-            empty=_NO_SCRAPE,
-            link=to("zombies", "Who to call"),
-        ),
-        Panel(
-            title="Whose they are, dearest first",
+            title="Hung and zombie GPUs now: whose they are, dearest first",
             kind=Table(
                 (
-                    Column(of="state", title="State", words=words.STATES, width=85),
+                    Column(of="state", title="State", words=words.STATES, width=85, link=to("zombies", "Who to call")),
                     Column(of="user", title="Owner", width=90),
                     Column(of="team", title="Owner's team", link=_THE_TEAM, width=120),
                     Column(of="name", title="Name of the jobs"),
@@ -251,10 +208,30 @@ _ANSWER = Row(
                 Query(f"topk by (state, user, team, name) (1, {_TROUBLE} {_WHOSE})"),
             ),
             unit="none",
-            width=20,
-            height=7,
+            width=24,
+            height=6,
             empty="of what is seen no job hangs, and none is a zombie",
         ),
+        Panel(
+            title="Coverage",
+            kind=Figure(steps=((None, words.BAD), (0.95, words.WATCH), (0.99, words.GOOD)), named=True),
+            shows="Share of the time of all GPUs owned that was seen, now. What was not seen is in none of the ratios.",
+            bad="below 95 %: the other figures speak of a part of the fleet",
+            do="see the nodes beside it",
+            queries=(
+                Query(
+                    f"sum({at('cluster:gpu_efficiency_coverage:ratio_rate5m')}"
+                    f" * {at('cluster:gpu_efficiency_owned:gpus')}) / sum({at('cluster:gpu_efficiency_owned:gpus')})",
+                    legend="of all GPUs owned",
+                ),
+            ),
+            unit="percentunit",
+            decimals=1,
+            width=4,
+            height=5,
+            empty="no exporter heard",
+        ),
+        UNSEEN_NODES,
     ),
 )
 

@@ -3,6 +3,7 @@
 from dashboards import words
 from dashboards.parts import Board, Column, Figure, Lines, Panel, Query, Row, Table
 from dashboards.series import CLUSTER, TO_NODE, at, hours, part, total
+from dashboards.unseen import HEARD_AT, OWNED, SILENT_COST, silent
 
 _OWNED, _HEARD = "cluster:gpu_efficiency_owned:gpus", "cluster:gpu_efficiency_heard:gpus"
 _UNSEEN = "cluster_reason:gpu_efficiency_unobserved_seconds:rate5m"
@@ -215,19 +216,13 @@ _TRUST = Row(
     ),
 )
 
-_HEARD_AT, _COVERED = "node:gpu_efficiency_heard:timestamp_seconds", "node:gpu_efficiency_coverage:ratio_rate5m"
+_COVERED = "node:gpu_efficiency_coverage:ratio_rate5m"
 _FIRES = at("ALERTS", _THESE, 'alertstate="firing"')
-_SILENT_COST = "node:gpu_efficiency_cost_remembered:per_hour"
 
 
 def _named(expr: str) -> str:
     """With the node's name, by which its board is found."""
     return f"{expr} * on (cluster, instance) group_left (node) {at(_INFO)}"
-
-
-def _silent(name: str, by: str = "cluster, node") -> str:
-    """Of nodes that say nothing now."""
-    return f"max by ({by}) ({at(name)} unless on (cluster, node) {at(_NODES)})"
 
 
 _LOOK = Row(
@@ -306,9 +301,9 @@ _LOOK = Row(
             bad="nodes that are up and do not report",
             do="never heard: deploy the exporter there; else: is the node up, then systemctl status gpu-efficiency",
             queries=(
-                Query(_silent("node:gpu_efficiency_owned:gpus")),
-                Query(f"time() - {_silent(_HEARD_AT)}"),
-                Query(_silent(_SILENT_COST, "cluster, node, currency")),
+                Query(silent(OWNED)),
+                Query(f"time() - {silent(HEARD_AT)}"),
+                Query(silent(SILENT_COST, "cluster, node, currency")),
             ),
             width=12,
             height=8,

@@ -3,10 +3,14 @@
 from collections.abc import Callable
 
 from tests.dashboards.expected.row import Expected
+from tests.dashboards.scheduler import DOWN
+from tests.dashboards.scheduler import GPUS as ON_A_NODE
 from tests.dashboards.stories import Played
 
 PRICE = 2.5
 MONTH = 730
+SILENT = 1800
+"""Seconds for which a daemon of the cluster blind has not been heard."""
 LOSSES = ("gau", "ectr", "emfu")
 ABOVE_BELOW = {
     "gau": (("ectr", "emfu", "useful", "unresolved"), ("gau", "ectr", "emfu", "useful", "unresolved")),
@@ -36,6 +40,11 @@ def of_a_hundred(leak: str, minutes: int) -> Callable[[Played], float]:
         return 100 * leaks[leak] / sum(leaks.values())
 
     return worth
+
+
+def unseen(played: Played, minutes: float) -> float:
+    """GPU-hours of daemons that report, which they did not see."""
+    return played.leaks(minutes)["unobserved"] / 3600
 
 
 def gpus(played: Played) -> int:
@@ -144,17 +153,29 @@ ROWS = (
     ),
     Expected(panel="Recoverable", scenario="fleet", minutes=60, worth=recoverable),
     Expected(panel="GPUs owned", scenario="fleet", worth=lambda played: gpus(played) + 8, within=0),
+    # A node that is expected and was never heard, one whose daemon is silent, and one whose daemon sees nothing.
     *(
         Expected(
-            panel="Hung or zombie, now", scenario="fleet", letter=letter, within=0,
-            worth=in_state(state),
+            panel="GPUs not seen now, by node", scenario=story, minutes=minutes, letter=letter,
+            where={"node": node} | more, worth=worth, within=within,
         )
-        for letter, state in (("A", "hung"), ("B", "zombie"))
+        for story, minutes, node, letter, more, worth, within in (
+            ("fleet", 60, DOWN, "A", {"why": "no exporter"}, lambda _: ON_A_NODE, 0),
+            ("fleet", 60, DOWN, "C", {}, lambda _: ON_A_NODE, 0.07),
+            ("blind", 60, "gpu-node-06", "A", {"why": "silent"}, lambda _: ON_A_NODE, 0),
+            ("blind", 60, "gpu-node-06", "B", {}, lambda _: SILENT, 0.15),
+            ("blind", 60, "gpu-node-06", "C", {}, lambda _: ON_A_NODE * SILENT / 3600, 0.15),
+            ("blind", 10, "gpu-node-06", "C", {}, lambda _: ON_A_NODE / 6, 0.3),
+            ("blind", 60, "gpu-node-06", "D", {"currency": "USD"}, lambda _: ON_A_NODE * PRICE, 1e-6),
+            ("blind", 60, "gpu-node-02", "A", {"why": "sees no GPU"}, lambda played: unseen(played, 5) * 12, 0.02),
+            ("blind", 30, "gpu-node-02", "C", {}, lambda played: unseen(played, 30), 0.08),
+            ("blind", 60, "gpu-node-02", "D", {}, lambda played: unseen(played, 5) * 12 * PRICE, 0.02),
+        )
     ),
     *(
         Expected(
-            panel="Whose they are, dearest first", scenario=story, where={"state": name} | more, letter=letter,
-            worth=worth, within=within,
+            panel="Hung and zombie GPUs now: whose they are, dearest first", scenario=story, letter=letter,
+            where={"state": name} | more, worth=worth, within=within,
         )
         for story, name, letter, more, worth, within in (
             ("deadlock", "hung", "A", {"user": "ada"}, in_state("hung"), 0),
