@@ -16,6 +16,7 @@ from dashboards.series import (
     to,
     total,
 )
+from dashboards.unbilled import ALL_TIME, NOBODY, SILENT, named, nobodys_gpus, nobodys_hours, nobodys_money
 
 OWNED = ('team=~"$team"', 'account=~"$account"', 'workload_namespace=~"$namespace"')
 """Of the chosen owners; a job without a team, an account or a namespace is among those of All."""
@@ -24,10 +25,6 @@ _LEAK_TIME = "owner_leak:gpu_efficiency_seconds:rate5m"
 _SUMS = ("paid", "lost", "idle")
 _PAID = "owner:gpu_efficiency_cost_paid:per_hour"
 _LEAK_COST = "owner_leak:gpu_efficiency_cost:per_hour"
-_UNHELD = "cluster_leak:gpu_efficiency_unheld_seconds:rate5m"
-_UNHELD_COST = "cluster_leak:gpu_efficiency_cost_unheld:per_hour"
-_SILENT_COST = "cluster:gpu_efficiency_cost_silent:per_hour"
-_OWNED_GPUS, _HEARD = "cluster:gpu_efficiency_owned:gpus", "cluster:gpu_efficiency_heard:gpus"
 _JOB_LOST = "job:gpu_efficiency_cost_lost:per_hour"
 _LOSSES, _SEEN = 'layer=~"gau|ectr|emfu"', 'layer!="unobserved"'
 _WEEK_AGO = "$__range offset 7d"
@@ -41,14 +38,6 @@ _SAMPLED = "Money is that of the jobs that run, looked at every four minutes."
 
 def _of_layer(layer: str) -> str:
     return f'layer="{layer}"'
-
-
-def _of_leak(leak: str) -> str:
-    return f'leak="{leak}"'
-
-
-def _named(label: str, value: str, expr: str) -> str:
-    return f'label_replace({expr}, "{label}", "{value}", "", "")'
 
 
 def _or_none(label: str, expr: str) -> str:
@@ -77,9 +66,6 @@ def _sum_of(which: str, title: str, colour: str, *, shows: str, bad: str, do: st
     )  # fmt: skip
 
 
-_SILENT_TIME = f"clamp_min({hours(_OWNED_GPUS)} - ({hours(_HEARD)} or 0 * {hours(_OWNED_GPUS)}), 0)"
-_ALL_TIME = f"({hours(part('cluster', 'paid'))} + {_SILENT_TIME})"
-"""GPU-hours of everything that is owned, whether it was heard or not."""
 _LAYERS = {
     "gau": "GAU: not working", "ectr": "ECTR: not computing", "emfu": "eMFU: not useful", "useful": "useful",
     "unresolved": "worth unknown", "unobserved": "not seen",
@@ -156,7 +142,7 @@ _BILL = Row(
             " chosen above.",
             bad="above 10 %: it is in no owner's bill, and somebody pays it",
             do="see what it is under Billed to nobody; whoever runs the fleet must answer for it",
-            queries=(Query(f"clamp_min(1 - ({hours(_TIME)} or 0 * {_ALL_TIME}) / {_ALL_TIME}, 0)"),),
+            queries=(Query(f"clamp_min(1 - ({hours(_TIME)} or 0 * {ALL_TIME}) / {ALL_TIME}, 0)"),),
             unit="percentunit",
             decimals=1,
             width=4,
@@ -417,8 +403,7 @@ _LEAKS = Row(
 
 # -- nobody --
 
-_NOBODY = {"idle_allocation": "nobody had them", "unavailable": "out of service", "unobserved": "free, and not seen"}
-_SILENT, _THEIRS, _OTHERS = "on nodes that do not report", "billed to the chosen owners", "billed to other owners"
+_THEIRS, _OTHERS = "billed to the chosen owners", "billed to other owners"
 
 
 def _rest(whole: str, some: str, match: str = "") -> str:
@@ -429,18 +414,16 @@ def _rest(whole: str, some: str, match: str = "") -> str:
 _HELD_MONEY = hours(_PAID, by="currency")
 _ALL_PARTS = " or ".join(
     (
-        _named("what", _THEIRS, hours(_TIME, *OWNED)),
-        _named("what", _OTHERS, _rest(hours(_TIME), hours(_TIME, *OWNED))),
-        *(_named("what", said, hours(_UNHELD, _of_leak(leak))) for leak, said in _NOBODY.items()),
-        _named("what", _SILENT, _SILENT_TIME),
+        named("what", _THEIRS, hours(_TIME, *OWNED)),
+        named("what", _OTHERS, _rest(hours(_TIME), hours(_TIME, *OWNED))),
+        nobodys_hours("what"),
     )
 )
 _ALL_MONEY = " or ".join(
     (
-        _named("what", _THEIRS, hours(_PAID, *OWNED, by="currency")),
-        _named("what", _OTHERS, _rest(_HELD_MONEY, hours(_PAID, *OWNED, by="currency"))),
-        *(_named("what", said, hours(_UNHELD_COST, _of_leak(leak), by="currency")) for leak, said in _NOBODY.items()),
-        _named("what", _SILENT, hours(_SILENT_COST, by="currency")),
+        named("what", _THEIRS, hours(_PAID, *OWNED, by="currency")),
+        named("what", _OTHERS, _rest(_HELD_MONEY, hours(_PAID, *OWNED, by="currency"))),
+        nobodys_money("what"),
     )
 )
 _NOT_BILLED = Row(
@@ -450,7 +433,7 @@ _NOT_BILLED = Row(
             title="All that was paid for",
             kind=Table(
                 (
-                    Column(of="what", title="GPUs"),
+                    Column(of="what", title="Whose"),
                     Column(of="A", title="GPU-hours", unit="short", bar=words.EXPECTED, width=130),
                     Column(of="B", title="Of all", unit="percentunit", decimals=1, width=70),
                     Column(of="C", title="Money", unit="short", decimals=1, width=80),
@@ -464,7 +447,7 @@ _NOT_BILLED = Row(
             " board Exporter and data quality",
             queries=(
                 Query(_ALL_PARTS),
-                Query(f"({_ALL_PARTS}) / on () group_left () ({_ALL_TIME} > 0)"),
+                Query(f"({_ALL_PARTS}) / on () group_left () ({ALL_TIME} > 0)"),
                 Query(_ALL_MONEY),
             ),
             width=13,
@@ -476,24 +459,16 @@ _NOT_BILLED = Row(
             kind=Lines(
                 stacked=True,
                 colours={
-                    _NOBODY["idle_allocation"]: words.STATES["unallocated"],
-                    _NOBODY["unavailable"]: words.STATES["unavailable"],
-                    _NOBODY["unobserved"]: words.STATES["unobserved"],
-                    _SILENT: words.QUIET,
+                    NOBODY["idle_allocation"]: words.STATES["unallocated"],
+                    NOBODY["unavailable"]: words.STATES["unavailable"],
+                    NOBODY["unobserved"]: words.STATES["unobserved"],
+                    SILENT: words.QUIET,
                 },
             ),
             shows="GPUs that no job held over time: free ones, those out of service, and those nobody could see.",
             bad="a layer that is there day and night",
             do="buy less, or let jobs that wait run there",
-            queries=(
-                *(
-                    Query(
-                        f"{total(_UNHELD, _of_leak(leak), time='')} or 0 * {total(_OWNED_GPUS, time='')}", legend=said
-                    )
-                    for leak, said in _NOBODY.items()
-                ),
-                Query(_rest(total(_OWNED_GPUS, time=""), total(_HEARD, time="")), legend=_SILENT),
-            ),
+            queries=(*(Query(gpus, legend=said) for said, gpus in nobodys_gpus()),),
             unit="none",
             width=7,
             height=9,

@@ -21,6 +21,7 @@ from dashboards.series import (
     total,
 )
 from dashboards.small_fleet import FIX, LEAK, ROLE, SMALL_FLEET
+from dashboards.unbilled import NOBODY, named, nobodys_hours, nobodys_loss, nobodys_money
 from dashboards.unseen import UNSEEN_NODES
 
 _TARGET = words.BANDS["product"][1]
@@ -58,12 +59,13 @@ def _factor(which: str, title: str, name: str, *, shows: str, do: str) -> Panel:
     )
 
 
+_NO_TEAM, _NOBODY = "jobs without a team", f"nobody: {NOBODY['idle_allocation']}"
 _BIGGEST = f"topk(3, {a_month(_LEAK_COST, _LOSSES, by='leak, currency')})"
 _BY_TEAM = hours("owner_leak:gpu_efficiency_cost:per_hour", _LOSSES, by="leak, currency, team")
 _BY_NOBODY = hours("cluster_leak:gpu_efficiency_cost_unheld:per_hour", _LOSSES, by="leak, currency")
 _MOSTLY = (
-    f'topk by (leak, currency) (1, label_replace({_BY_TEAM}, "team", "jobs without a team", "team", "")'
-    f' or label_replace({_BY_NOBODY}, "team", "nobody: free GPUs", "", "")) and on (leak, currency) {_BIGGEST}'
+    f'topk by (leak, currency) (1, label_replace({_BY_TEAM}, "team", "{_NO_TEAM}", "team", "")'
+    f" or {named('team', _NOBODY, _BY_NOBODY)}) and on (leak, currency) {_BIGGEST}"
 )
 """The team whose jobs a leak takes most from, unless it takes more from GPUs that nobody holds."""
 
@@ -420,35 +422,47 @@ _WANTED = Row(
     folded=True,
 )
 
-_TEAM_LOST = "team:gpu_efficiency_cost_lost:per_hour"
+_TIME = "owner:gpu_efficiency_paid_seconds:rate5m"
+_TEAM_PAID, _TEAM_LOST = "owner:gpu_efficiency_cost_paid:per_hour", "owner:gpu_efficiency_cost_lost:per_hour"
+_FREE = "nobody: "
+
+
+def _of_teams(expr: str) -> str:
+    """By team; jobs without one are together."""
+    return f'label_replace({expr}, "team", "{_NO_TEAM}", "team", "")'
+
+
 _WORST = Row(
     "Where to begin",
     (
         Panel(
-            title="Teams that lose most, an hour on average",
+            title="Teams, and what nobody holds",
             kind=Table(
                 (
                     Column(of="team", title="Team", link=_THE_TEAM),
-                    Column(of="A", title="Lost an hour", unit="short", decimals=1, bar=words.WATCH, width=130),
-                    Column(of="currency", title="In", width=85),
-                    Column(of="B", title="Useful share", unit="percentunit", decimals=1, width=105),
+                    Column(of="A", title="GPU-hours", unit="short", decimals=1, width=90),
+                    Column(of="B", title="Paid", unit="short", decimals=1, width=65),
+                    Column(of="C", title="Lost", unit="short", decimals=1, bar=words.WATCH, width=125),
+                    Column(of="currency", title="In", width=48),
+                    Column(of="D", title="Useful", unit="percentunit", decimals=1, width=65),
                 ),
-                sort="A",
+                sort="C",
             ),
-            shows="Money lost an hour by the jobs of a team, on average over the time shown, and how much of its seen"
-            " GPU time was useful.",
-            bad="much money and a low share",
-            do="click on the team",
+            shows="All GPU-hours of the time shown by the team whose jobs held them, and those that no job held: the"
+            " lines add up to all GPUs that are owned. What they cost, how much of that was lost, and of a team the"
+            " useful share of its seen time. A price is known of nodes that were heard.",
+            bad="much money and a low share; much that nobody holds while jobs wait",
+            do="click on the team; free GPUs: see Queue beside free GPUs in the row Demand; not reporting: see GPUs not"
+            " seen now, above",
             queries=(
-                Query(f"topk(10, sum by (team, currency) (avg_over_time({at(_TEAM_LOST)}[$__range])))"),
-                Query(
-                    f"{of_layers('team', 'floor', by='team')}"
-                    f" and on (team) topk(10, sum by (team) (avg_over_time({at(_TEAM_LOST)}[$__range])))"
-                ),
+                Query(f"{_of_teams(hours(_TIME, by='team'))} or {nobodys_hours('team', _FREE)}"),
+                Query(f"{_of_teams(hours(_TEAM_PAID, by='team, currency'))} or {nobodys_money('team', _FREE)}"),
+                Query(f"{_of_teams(hours(_TEAM_LOST, by='team, currency'))} or {nobodys_loss('team', _FREE)}"),
+                Query(_of_teams(of_layers("owner", "floor", by="team"))),
             ),
-            width=9,
+            width=12,
             height=12,
-            empty="no job has a team: see the configuration",
+            empty=_NO_SCRAPE,
         ),
         Panel(
             title="Jobs that lose most, now",
@@ -483,7 +497,7 @@ _WORST = Row(
                     f" topk(10, {at('job:gpu_efficiency_cost_lost:per_hour')})"
                 ),
             ),
-            width=15,
+            width=12,
             height=12,
             empty="no job runs",
         ),

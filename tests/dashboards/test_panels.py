@@ -14,13 +14,16 @@ from dashboards.parts import Board, Note
 from exporter.core.leaks import LEAKS
 from tests.dashboards.expected.row import Expected
 from tests.dashboards.grafana import Answer, Panel, asker, opened
+from tests.dashboards.stories import PRICE
 from tests.dashboards.variables import Ask
+from tests.dashboards.weeks import OWNED
 from tests.dashboards.world import World
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 BOARDS = {board.name: board for board in boards()}
 OF_BOARDS = pytest.mark.parametrize("board", BOARDS.values(), ids=lambda board: board.name)
 MAIN = "fleet"
+WHOSE = "All that was paid for"
 HOURS = 3
 TABLES: dict[str, tuple[Expected, ...]] = {
     name: importlib.import_module(f"tests.dashboards.expected.{name}").ROWS for name in BOARDS
@@ -134,6 +137,15 @@ def test_a_panel_says_what_the_ledger_says(board: Board, row: Expected, ask: Ask
     (answer,) = (each for each in panel.answers if each.ref == row.letter)
     told = float(row.worth(world.clusters[row.scenario]))
     assert value(answer, row) == pytest.approx(told, rel=row.within, abs=1e-9), answer.expr
+
+
+@pytest.mark.parametrize(("board", "title"), [("fleet", "Teams, and what nobody holds"), ("chargeback", WHOSE)])
+def test_what_teams_and_nobody_hold_is_all_that_is_owned(board: str, title: str, ask: Ask, world: World) -> None:
+    panel = opens(BOARDS[board], ask, world, chosen={"cluster": [MAIN]}, only={title})[title]
+    hours = {answer.ref: sum(each.points[-1][1] for each in answer.series) for answer in panel.answers}
+    seen = sum(world.clusters[MAIN].leaks(HOURS * 60).values()) / 3600
+    assert hours["A"] == pytest.approx(OWNED * HOURS, rel=0.01)
+    assert hours["B" if board == "fleet" else "C"] == pytest.approx(PRICE * seen, rel=0.01), "no price of a silent node"
 
 
 def value(answer: Answer, row: Expected) -> float:

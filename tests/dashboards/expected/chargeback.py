@@ -96,7 +96,7 @@ ROWS = (
         worth=lambda played: unheld(played, 480) / paid(played, 480),
     ),
     Expected(
-        panel="All that was paid for", scenario="carpenter", minutes=480, where={"what": "nobody had them"},
+        panel="All that was paid for", scenario="carpenter", minutes=480, where={"what": "free GPUs"},
         worth=lambda played: unheld(played, 480), within=0.03,
     ),
     Expected(
@@ -140,8 +140,8 @@ ROWS = (
         worth=lambda played: PRICE * sum(layers(played, 5, ("45001",))[layer] for layer in LOSSES) * 12,
     ),
     Expected(
-        panel="All that was paid for", scenario="fleet", where={"what": "on nodes that do not report"}, within=0.04,
-        worth=lambda _: ON_A_NODE,
+        panel="All that was paid for", scenario="fleet", where={"what": "GPUs not reporting"},
+        within=0.04, worth=lambda _: ON_A_NODE,
     ),
     Expected(
         panel="Used by no job", scenario="leaked_process", within=0, worth=lambda played: played.states()["unowned"],

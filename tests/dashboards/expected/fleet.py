@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 
+from tests.dashboards.expected.chargeback import held, unheld, useful
+from tests.dashboards.expected.chargeback import lost as lost_by
 from tests.dashboards.expected.row import Expected
 from tests.dashboards.scheduler import DOWN
 from tests.dashboards.scheduler import GPUS as ON_A_NODE
@@ -149,6 +151,21 @@ ROWS = (
             ("A", {"user": "ada", "state": "hung"}, in_state("hung"), 0),
             ("B", {"currency": "USD"}, lambda played: in_state("hung")(played) * PRICE, 1e-6),
             ("D", {"gpu": "0", "rank": "0"}, lambda _: 1, 0),
+        )
+    ),
+    *(
+        Expected(
+            panel="Teams, and what nobody holds", scenario="fleet", letter=letter, where={"team": team} | more,
+            worth=worth, within=0.04,
+        )
+        for letter, team, more, worth in (
+            ("A", "perception", {}, held("team", "perception")),
+            ("A", "nobody: free GPUs", {}, lambda played: unheld(played, 60)),
+            ("A", "nobody: GPUs not reporting", {}, lambda _: ON_A_NODE),
+            ("B", "nobody: free GPUs", {"currency": "USD"}, lambda played: unheld(played, 60) * PRICE),
+            ("C", "nobody: free GPUs", {"currency": "USD"}, lambda played: unheld(played, 60) * PRICE),
+            ("C", "perception", {"currency": "USD"}, lost_by("team", "perception")),
+            ("D", "perception", {}, useful("team", "perception")),
         )
     ),
     Expected(panel="Recoverable", scenario="fleet", minutes=60, worth=recoverable),
