@@ -5,17 +5,14 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
-import yaml
-
 from exporter.config import DEFAULT_PORT, load
+from tests.alerts import packs
 
 ROOT = Path(__file__).parents[1]
 
 
 def groups() -> Iterator[list[dict[str, str]]]:
-    for path in sorted((ROOT / "alerts").glob("*.yaml")):
-        for group in yaml.load(path.read_text(), yaml.CSafeLoader)["groups"]:
-            yield group["rules"]
+    yield from (group["rules"] for found in packs.groups().values() for group in found)
 
 
 def test_a_group_records_a_series_before_it_reads_it() -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-import yaml
 
 from exporter.agent.agent import Agent
 from exporter.cli.tables import leaks, leaks_arguments
@@ -28,6 +27,7 @@ from exporter.core.metrics import METRICS
 from exporter.core.snapshot import DaemonMetadata
 from exporter.simulate.simulation import simulate
 from exporter.specs import find_spec
+from tests.alerts import packs
 
 ROOT = Path(__file__).parents[1]
 EXAMPLE = (ROOT / "docs" / "worked-example.md").read_text(encoding="utf-8")
@@ -231,13 +231,7 @@ def test_the_example_s_ratios_of_the_waterfalls_are_those_of_their_layers() -> N
 
 
 def test_a_series_of_the_example_exists() -> None:
-    rules = [
-        rule
-        for path in (ROOT / "alerts").glob("*.yaml")
-        for group in yaml.safe_load(path.read_text(encoding="utf-8"))["groups"]
-        for rule in group["rules"]
-    ]
-    known = {metric.name for metric in METRICS} | {rule["record"] for rule in rules if "record" in rule}
+    known = {metric.name for metric in METRICS} | packs.records(*packs.files()).keys()
     named = set(re.findall(r"(?:\w+:)?gpu_efficiency_\w+(?::\w+)?", EXAMPLE))
     assert len(named) > 8
     assert named - known == set()

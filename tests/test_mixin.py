@@ -6,10 +6,10 @@ from typing import Any
 
 import _gojsonnet
 import pytest
-import yaml
+
+from tests.alerts import packs
 
 ROOT = Path(__file__).parents[1]
-RULES = {path.name: yaml.safe_load(path.read_text())["groups"] for path in (ROOT / "alerts").glob("*.yaml")}
 
 
 def evaluated(expr: str) -> Any:
@@ -19,7 +19,7 @@ def evaluated(expr: str) -> Any:
 
 
 def groups_of(*, recording: bool) -> list[Any]:
-    found = (groups for name, groups in RULES.items() if name.startswith("recording") is recording)
+    found = (groups for name, groups in packs.groups().items() if name.startswith("recording") is recording)
     return sorted((group for groups in found for group in groups), key=lambda group: str(group["name"]))
 
 

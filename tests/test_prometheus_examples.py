@@ -13,6 +13,7 @@ from examples.prometheus.build import BEGIN, END, block, lost, panels_lost, refr
 from exporter.cardinality import PROFILES, FleetSize
 from exporter.cli.cardinality import estimate, relabel_text
 from exporter.config import DEFAULT_PORT
+from tests.alerts import packs
 from tests.alerts.lint import rules
 
 ROOT = Path(__file__).parents[1]
@@ -124,7 +125,7 @@ def test_a_shard_keeps_whole_nodes() -> None:
 
 def test_mimir_s_groups_are_within_the_limits_that_are_given() -> None:
     limits = example("mimir-limits.yaml")["overrides"]["gpus"]
-    groups = [g for path in (ROOT / "alerts").glob("*.yaml") for g in yaml.safe_load(path.read_text())["groups"]]
+    groups = [group for found in packs.groups().values() for group in found]
     assert max(len(group["rules"]) for group in groups) <= limits["ruler_max_rules_per_rule_group"]
     assert len(groups) <= limits["ruler_max_rule_groups_per_tenant"]
 

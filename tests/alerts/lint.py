@@ -9,12 +9,11 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
-
 from exporter.cluster import metrics as cluster
 from exporter.core import metrics
 from exporter.core.leaks import LAYERS, LEAK_NAMES
 from exporter.core.model import State
+from tests.alerts.packs import groups_of
 from tests.alerts.promql import SET_OPERATORS, Aggregate, Binary, Call, Literal, Node, Selector, parse, walk
 
 FOLDER = Path(__file__).parents[2] / "alerts"
@@ -79,7 +78,7 @@ def rules(folder: Path = FOLDER) -> list[Rule]:
     return [
         _rule(path.name, rule)
         for path in sorted(folder.glob("*.yaml"))
-        for group in yaml.load(path.read_text(), yaml.CSafeLoader)["groups"]
+        for group in groups_of(path)
         for rule in group["rules"]
     ]
 

@@ -6,7 +6,6 @@ not, and the test cases that ask for it, without what is said to people. Refuses
 
 import functools
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +17,23 @@ _NAME = re.compile(r"[a-z_]+:gpu_efficiency_\w+(?::\w+)?")
 
 
 @functools.cache
-def files() -> dict[str, tuple[Rule, ...]]:
-    """File name -> its rules, in order; those that others read come first."""
+def groups() -> dict[str, tuple[dict[str, Any], ...]]:
+    """File name -> its groups, in order; those that others read come first."""
     paths = sorted(FOLDER.glob("*.yaml"), key=lambda path: (not path.name.startswith("recording"), path.name))
     # `recording.yaml` before its sequels: they read it.
     paths.sort(key=lambda path: path.name != "recording.yaml")
-    return {path.name: tuple(_rules(path)) for path in paths}
+    return {path.name: groups_of(path) for path in paths}
 
 
-def _rules(path: Path) -> Iterator[Rule]:
-    for group in yaml.load(path.read_text(), yaml.CSafeLoader)["groups"]:
-        yield from group["rules"]
+def groups_of(path: Path) -> tuple[dict[str, Any], ...]:
+    """Read the groups of one file."""
+    return tuple(yaml.load(path.read_text(encoding="utf-8"), yaml.CSafeLoader)["groups"])
+
+
+@functools.cache
+def files() -> dict[str, tuple[Rule, ...]]:
+    """File name -> its rules, in order; those that others read come first."""
+    return {name: tuple(rule for group in found for rule in group["rules"]) for name, found in groups().items()}
 
 
 @functools.cache

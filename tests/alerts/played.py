@@ -15,10 +15,8 @@ from itertools import chain, groupby
 from pathlib import Path
 from typing import NamedTuple
 
-import yaml
-
 from exporter.core.metrics import METRICS, Metric
-from tests.alerts.packs import FOLDER, Rule, alerts, files, needed
+from tests.alerts.packs import Rule, alerts, files, groups, needed
 from tests.alerts.promql import Matcher, Selector, parse, walk
 from tests.alerts.stories import Story, pages, within
 
@@ -66,9 +64,8 @@ def _groups() -> Mapping[str, tuple[Rule, ...]]:
     What no alert reads is most of the rules and of what they cost; it cannot make an alert fire.
     """
     there = needed(" ".join(alert["expr"] for alert in alerts().values()), list(files()))
-    sheets = (yaml.safe_load((FOLDER / name).read_text()) for name in files())
-    groups = {group["name"]: group["rules"] for sheet in sheets for group in sheet["groups"]}
-    kept = {name: tuple(rule for rule in rows if "alert" in rule or rule in there) for name, rows in groups.items()}
+    found = {group["name"]: group["rules"] for each in groups().values() for group in each}
+    kept = {name: tuple(rule for rule in rows if "alert" in rule or rule in there) for name, rows in found.items()}
     return {name: rows for name, rows in kept.items() if rows}
 
 

@@ -13,7 +13,6 @@ from threading import Event
 from typing import NamedTuple
 
 import pytest
-import yaml
 from msgspec.structs import replace
 
 from alerts import build_drills
@@ -29,8 +28,7 @@ from exporter.core.pipeline import advance
 from exporter.core.snapshot import DaemonMetadata, HistoryStatus, take_snapshot
 from exporter.simulate.drills import DRILL_SCENARIOS, DRILLS, NO_DRILL
 from exporter.simulate.simulation import simulate
-from tests.alerts.lint import FOLDER
-from tests.alerts.packs import files
+from tests.alerts.packs import groups
 from tests.alerts.played import Firing, Told, fired
 from tests.alerts.promql import Selector, parse, walk
 from tests.alerts.stories import Story
@@ -132,8 +130,8 @@ class Turn(NamedTuple):
 @cache
 def _turns() -> Mapping[str, Turn]:
     found: dict[str, Turn] = {}
-    for name in files():
-        for group in yaml.safe_load((FOLDER / name).read_text())["groups"]:
+    for each in groups().values():
+        for group in each:
             interval = milliseconds(group.get("interval", "1m")) // 1000
             for rule in group["rules"]:
                 reads = frozenset(node.name for node in walk(parse(rule["expr"])) if isinstance(node, Selector))

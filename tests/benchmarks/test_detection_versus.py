@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-import yaml
 
 from benchmarks import drawing
 from benchmarks.detection import versus
@@ -23,6 +22,7 @@ from exporter.core.pipeline import advance
 from exporter.core.snapshot import DaemonMetadata, take_snapshot
 from exporter.simulate.plan import GroundTruth
 from exporter.simulate.simulation import simulate
+from tests.alerts import packs
 
 NAMED = {case.name: case for case in CASES}
 ROOT = Path(__file__).resolve().parents[2]
@@ -66,8 +66,7 @@ def test_a_result_adds_up_what_is_scored_and_the_way_to_the_reader() -> None:
 
 def test_the_delays_are_those_of_the_alerts() -> None:
     """What is added to each time, and what was waited for in the runs, as the rules say it."""
-    files = [yaml.safe_load((ROOT / f"alerts/{name}.yaml").read_text()) for name in ("jobs", "gpus")]
-    groups = [group for file in files for group in file["groups"]]
+    groups = [group for name in ("jobs.yaml", "gpus.yaml") for group in packs.groups()[name]]
     rules = {rule["alert"]: (rule, group) for group in groups for rule in group["rules"] if "alert" in rule}
     page, quick = rules["JobDeadlocked"]
     assert "for" not in page

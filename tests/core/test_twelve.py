@@ -2,11 +2,9 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
-import yaml
 
 from exporter.core.leak_guide import (
     EVIDENCE_KINDS,
@@ -21,6 +19,7 @@ from exporter.core.leak_guide import (
 )
 from exporter.core.leaks import LAYER_OF, LEAK_NAMES, LEAKS, TENSOR
 from exporter.core.metrics import METRICS
+from tests.alerts import packs
 
 ROOT = Path(__file__).parents[2]
 ROWS = {leak.name: leak for leak in LEAKS}
@@ -31,13 +30,7 @@ seeds = pytest.mark.parametrize("seed", LEAK_GUIDE, ids=lambda seed: f"{seed.num
 kinds = pytest.mark.parametrize("kind", EXAMPLE_WATERFALLS)
 
 
-def rules() -> Iterator[Mapping[str, str]]:
-    for path in sorted((ROOT / "alerts").glob("*.yaml")):
-        for group in yaml.safe_load(path.read_text(encoding="utf-8"))["groups"]:
-            yield from group["rules"]
-
-
-RECORDS = {rule["record"]: rule["expr"] for rule in rules() if "record" in rule}
+RECORDS = {name: rule["expr"] for name, rule in packs.records(*packs.files()).items()}
 
 
 def expected(of: LeakGuideEntry | OtherLeak, kind: str) -> ExpectedLoss | None:
@@ -120,7 +113,7 @@ def test_what_is_to_be_watched_is_published(selector: str) -> None:
 @pytest.mark.parametrize("of", [of for of in EVERY if of.runbook], ids=lambda of: of.runbook)
 def test_a_runbook_is_there_and_its_alert(of: LeakGuideEntry | OtherLeak) -> None:
     assert (ROOT / "docs" / "runbooks" / f"{of.runbook}.md").is_file()
-    assert of.runbook in {rule.get("alert") for rule in rules()}
+    assert of.runbook in packs.alerts()
 
 
 @kinds

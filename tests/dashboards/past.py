@@ -18,15 +18,14 @@ from typing import Any
 
 import httpx
 import msgspec
-import yaml
 from msgspec import Struct
 
+from tests.alerts import packs
 from tests.alerts.promql import Selector, parse, walk
 from tests.dashboards.remote_write import Points, request
 from tests.e2e.running import Labels, environment, free_port, running
 from tests.waiting import wait_for
 
-FOLDER = Path(__file__).parents[2] / "alerts"
 Series = dict[Labels, Points]
 """By all labels, `__name__` among them."""
 Found = tuple[dict[str, str], list[tuple[float, float]]]
@@ -64,8 +63,7 @@ def seconds(text: str) -> float:
 
 def rules(*files: str) -> tuple[Rule, ...]:
     """Rules of these files of `alerts/`, of all files if none is named; an alert's name is ALERTS."""
-    paths = [FOLDER / name for name in files] or sorted(FOLDER.glob("*.yaml"))
-    groups = [group for path in paths for group in yaml.safe_load(path.read_text(encoding="utf-8"))["groups"]]
+    groups = [group for name in files or packs.files() for group in packs.groups()[name]]
     return tuple(_rule(row, seconds(group.get("interval", "1m"))) for group in groups for row in group["rules"])
 
 

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.dashboards.past import FOLDER, Past, Rule, Series, Target, named, prometheus, rules, seconds
+from tests.alerts.packs import FOLDER
+from tests.dashboards.past import Past, Rule, Series, Target, named, prometheus, rules, seconds
 from tests.dashboards.past import in_order as levels
 
 pytestmark = pytest.mark.e2e

@@ -90,25 +90,25 @@ def came(store: HistoryStore, now: HostTime) -> tuple[Agent, Any]:
 
 
 @pytest.mark.parametrize(
-    ("about", "now", "goes_on"),
+    ("about", "away", "goes_on"),
     [
-        ({}, moment(0), True),
-        ({}, moment(150), True),
-        ({}, moment(150.001), False),
-        ({"clean": True}, moment(86_400), True),
-        ({"clean": True, "outrun": True}, moment(1), False),
-        ({"outrun": True}, moment(1), False),
-        ({"clean": True}, moment(1, boot="another"), False),
-        ({"clean": True}, moment(1, boot=""), False),
-        ({}, moment(-1), False),
-        ({}, moment(10, wall_away=-7200), True),
+        ({}, {"away": 0}, True),
+        ({}, {"away": 150}, True),
+        ({}, {"away": 150.001}, False),
+        ({"clean": True}, {"away": 86_400}, True),
+        ({"clean": True, "outrun": True}, {"away": 1}, False),
+        ({"outrun": True}, {"away": 1}, False),
+        ({"clean": True}, {"away": 1, "boot": "another"}, False),
+        ({"clean": True}, {"away": 1, "boot": ""}, False),
+        ({}, {"away": -1}, False),
+        ({}, {"away": 10, "wall_away": -7200}, True),
     ],
 )
 def test_it_goes_on_only_where_no_scrape_can_have_outrun_it(
-    store: HistoryStore, about: dict[str, Any], now: HostTime, *, goes_on: bool
+    store: HistoryStore, about: dict[str, Any], away: dict[str, Any], *, goes_on: bool
 ) -> None:
     fill(store, **about)
-    agent, found = came(store, now)
+    agent, found = came(store, moment(**away))
     assert (found.checkpoint_at == left_behind().at) is goes_on
     assert (found.tracker.ledger_id == "before") is goes_on
     assert (found.closed is None) is goes_on
