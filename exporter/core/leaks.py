@@ -324,7 +324,7 @@ LEAKS: tuple[Leak, ...] = (
         pools=(WAIT, SLACK), detector=detect_idle_allocation,
         takes_all_in=frozenset({State.UNALLOCATED, State.UNOWNED}),
         watch="share of GPU-hours that are unoccupied (1 - GAU)",
-        fix="reclaim zombies; run queued jobs on free GPUs; shrink the reservation",
+        fix="held: end the job or scale it down; free: run queued jobs, reserve less",
         colour="#DE6F0E"),
     Leak("hung", "ectr", "all time a job spins without progress, its idle culprits included",
         takes_all_in=frozenset({State.HUNG}), team="training",

@@ -74,6 +74,12 @@ def test_a_row_tells_a_person_what_to_do(leak: Leak) -> None:
     assert all(pool != UNRESOLVED for pool in leak.pools), "what cannot be resolved is no leak's"
 
 
+def test_what_to_do_first_about_idle_gpus_is_said_of_held_ones_and_of_free_ones() -> None:
+    """One row books both, and who reads of a GPU that nobody holds cannot end a job."""
+    (fix,) = (leak.fix for leak in LEAKS if leak.name == "idle_allocation")
+    assert [part.partition(":")[0] for part in fix.split("; ")] == ["held", "free"]
+
+
 @pytest.mark.parametrize(
     ("state", "leak"),
     [
