@@ -54,7 +54,7 @@ _NOTHING_IS_GREY = model.SpecialValueMap(
 
 def figure(kind: Figure) -> stat.Panel:
     """One number or several, large; no value is grey."""
-    return (
+    built = (
         stat.Panel()
         .thresholds(_steps(kind.steps))
         .color_scheme(_by_thresholds())
@@ -65,6 +65,9 @@ def figure(kind: Figure) -> stat.Panel:
         .mappings([_NOTHING_IS_GREY])
         .reduce_options(_reduced())
     )
+    for beginning, colour in kind.colours.items():
+        built = built.override_by_regexp(f"/^{beginning}/", [Property("color", fixed_to(colour))])
+    return built
 
 
 def lines(kind: Lines, *, numbered: bool) -> Built:

@@ -52,6 +52,8 @@ class Figure(Struct, frozen=True):
     steps: tuple[tuple[float | None, str], ...] = ()
     named: bool = False
     """Whether each series' name stands beside its number."""
+    colours: Mapping[str, str] = {}
+    """Of series whose name begins so, whatever their figure; of the others by the steps."""
 
 
 class Lines(Struct, frozen=True):

@@ -1,5 +1,7 @@
 """For the one who pays: how much of it is useful, what the biggest leak is, whose, what it costs, what to do first."""
 
+from collections.abc import Callable
+
 from dashboards import words
 from dashboards.parts import Board, Column, Figure, Lines, Matrix, Panel, Query, Row, Table
 from dashboards.series import (
@@ -53,7 +55,7 @@ def _factor(which: str, title: str, name: str, *, shows: str, do: str) -> Panel:
         queries=(Query(ratio("cluster", which), legend=name),),
         unit="percentunit",
         decimals=1,
-        width=5,
+        width=6,
         height=4,
         empty=_NO_SCRAPE,
     )
@@ -88,16 +90,16 @@ _ANSWER = Row(
             empty=_NO_SCRAPE,
         ),
         Panel(
-            title="Lost a month, at this rate",
-            kind=Figure(steps=((None, words.BAD),), named=True),
-            shows="What the twelve leaks and the rest of the losses cost a month at the mean rate of the time shown.",
-            bad="more than three quarters of what is paid",
-            do="begin with the biggest leak",
+            title="Lost and paid a month",
+            kind=Figure(named=True, colours={"lost": words.BAD}),
+            shows="What the GPUs cost a month of 730 hours at the mean rate of the time shown, silent nodes included,"
+            " and how much of it the twelve leaks and the rest of the losses take. Without a price table it is"
+            " GPU-hours.",
+            bad="more than three quarters of what is paid is lost",
+            do="begin with the biggest leak; configure prices where it says GPU-hours",
             queries=(
-                Query(
-                    a_month(_LEAK_COST, _LOSSES, by="currency"),
-                    legend="{{currency}}",
-                ),
+                Query(a_month(_LEAK_COST, _LOSSES, by="currency"), legend="lost, {{currency}}"),
+                Query(a_month(_PAID, by="currency"), legend="paid, {{currency}}"),
             ),
             width=4,
             height=6,
@@ -157,21 +159,9 @@ _ANSWER = Row(
             queries=(Query(ratio("cluster", "kernel_utilization"), legend="time with any kernel"),),
             unit="percentunit",
             decimals=1,
-            width=5,
+            width=6,
             height=4,
             empty=_NO_SCRAPE,
-        ),
-        Panel(
-            title="Paid a month, at this rate",
-            kind=Figure(steps=((None, words.EXPECTED),), named=True),
-            shows="What the GPUs cost a month of 730 hours at the mean rate of the time shown, silent nodes included."
-            " Without a price table it is GPU-hours.",
-            bad="nothing by itself",
-            do="configure prices where it says GPU-hours",
-            queries=(Query(a_month(_PAID, by="currency"), legend="{{currency}}"),),
-            width=4,
-            height=4,
-            empty="no price seen",
         ),
         Panel(
             title="Hung and zombie GPUs now: whose they are, dearest first",
@@ -296,6 +286,30 @@ def _compared(which: str, title: str, time: str) -> str:
 
 _FACTORS = {"product": "useful", "gau": "GAU", "ectr": "ECTR", "emfu": "eMFU", "kernel_utilization": "nvidia-smi"}
 
+_Amount = Callable[[str], str]
+"""The time that it is asked for -> GPU-hours or money in that time."""
+
+
+def _hours_in(*args: str, by: str = "") -> _Amount:
+    return lambda time: hours(*args, by=by, time=time)
+
+
+_AMOUNTS = (
+    ("useful", _hours_in(part("cluster", "useful"))),
+    ("lost", _hours_in("cluster_leak:gpu_efficiency_seconds:rate5m", _LOSSES)),
+    ("paid", _hours_in(part("cluster", "paid"))),
+    ("lost", _hours_in(_LEAK_COST, _LOSSES, by="currency")),
+    ("paid", _hours_in(_PAID, by="currency")),
+)
+
+
+def _amounts(expr: Callable[[_Amount], str]) -> str:
+    """A row of each: what it is, and in what it is counted."""
+    rows = (named("what", what, f"({expr(amount)})") for what, amount in _AMOUNTS)
+    counted = f'label_replace({" or ".join(rows)}, "in", "$1", "currency", "(.+)")'
+    return f'label_replace({counted}, "in", "GPU-hours", "in", "")'
+
+
 _TREND = Row(
     "Over time",
     (
@@ -316,7 +330,7 @@ _TREND = Row(
                 for layer in ("useful", "emfu", "ectr", "gau", "unresolved", "unobserved")
             ),
             unit="none",
-            width=14,
+            width=9,
             height=9,
         ),
         Panel(
@@ -328,15 +342,39 @@ _TREND = Row(
             ),
             shows="The product now, the same seven days earlier, and the kernel utilisation that nvidia-smi shows.",
             bad="useful falls while nvidia-smi stays",
-            do="see which factor moved: the table in the row Comparisons",
+            do="see the figures beside it; which factor moved is in the row Comparisons",
             queries=(
                 Query(product("cluster", time=""), legend="useful"),
                 Query(product("cluster", time="offset 7d"), legend="useful, a week ago"),
                 Query(ratio("cluster", "kernel_utilization", time=""), legend="nvidia-smi"),
             ),
             unit="percentunit",
-            width=10,
+            width=7,
             height=9,
+        ),
+        Panel(
+            title="Change against a week ago",
+            kind=Table(
+                (
+                    Column(of="what", title="Time shown"),
+                    Column(of="A", title="Now", unit="short", decimals=1, width=75),
+                    Column(of="B", title="A week ago", unit="short", decimals=1, width=95),
+                    Column(of="C", title="Change", unit="short", decimals=1, width=75),
+                    Column(of="in", title="In", width=90),
+                )
+            ),
+            shows="GPU-hours and money of the time shown, of the same time seven days earlier, and how much more (or,"
+            " with a minus, less) it is now: what was useful, lost in any layer, and paid.",
+            bad="useful falls or lost rises while what is paid stays",
+            do="look in the changes of that day; the alert EfficiencyRegressed names jobs",
+            queries=(
+                Query(_amounts(lambda amount: amount("$__range"))),
+                Query(_amounts(lambda amount: amount(_WEEK_AGO))),
+                Query(_amounts(lambda amount: f"{amount('$__range')} - {amount(_WEEK_AGO)}")),
+            ),
+            width=8,
+            height=9,
+            empty="no week of history yet",
         ),
     ),
 )

@@ -8,6 +8,7 @@ from tests.dashboards.expected.row import Expected
 from tests.dashboards.scheduler import DOWN
 from tests.dashboards.scheduler import GPUS as ON_A_NODE
 from tests.dashboards.stories import Played
+from tests.dashboards.weeks import GPUS, fleet
 
 PRICE = 2.5
 MONTH = 730
@@ -47,6 +48,18 @@ def of_a_hundred(leak: str, minutes: int) -> Callable[[Played], float]:
 def unseen(played: Played, minutes: float) -> float:
     """GPU-hours of daemons that report, which they did not see."""
     return played.leaks(minutes)["unobserved"] / 3600
+
+
+def useful_hours(played: Played) -> float:
+    """GPU-hours of the last hour."""
+    return played.leaks(60)["useful"] / 3600
+
+
+def week_ago(played: Played, leak: str) -> float:
+    """GPU-hours of the fleet's last hour, a week earlier."""
+    end = played.end - 7 * 86_400
+    found = [fleet(end - 60 * minute)[leak] for minute in range(60)]
+    return sum(found) / len(found)
 
 
 def gpus(played: Played) -> int:
@@ -116,11 +129,11 @@ ROWS = (
         worth=lambda played: of_a_hundred("memory_bound", 600)(played) / 100 * gpus(played) * PRICE * 10,
     ),
     Expected(
-        panel="Paid a month, at this rate", scenario="fleet", minutes=60, where={"currency": "USD"},
+        panel="Lost and paid a month", scenario="fleet", minutes=60, letter="B", where={"currency": "USD"},
         worth=lambda played: gpus(played) * PRICE * MONTH,
     ),
     Expected(
-        panel="Lost a month, at this rate", scenario="fleet", minutes=60, where={"currency": "USD"},
+        panel="Lost and paid a month", scenario="fleet", minutes=60, where={"currency": "USD"},
         worth=lambda played: lost(60)(played) * gpus(played) * PRICE * MONTH,
     ),
     Expected(
@@ -166,6 +179,19 @@ ROWS = (
             ("C", "nobody: free GPUs", {"currency": "USD"}, lambda played: unheld(played, 60) * PRICE),
             ("C", "perception", {"currency": "USD"}, lost_by("team", "perception")),
             ("D", "perception", {}, useful("team", "perception")),
+        )
+    ),
+    *(
+        Expected(
+            panel="Change against a week ago", scenario="fleet", letter=letter, where={"what": what, "in": unit},
+            worth=worth, within=within,
+        )
+        for letter, what, unit, worth, within in (
+            ("A", "useful", "GPU-hours", useful_hours, 0.03),
+            ("B", "useful", "GPU-hours", lambda played: week_ago(played, "useful"), 0.03),
+            ("C", "useful", "GPU-hours", lambda played: useful_hours(played) - week_ago(played, "useful"), 0.05),
+            ("C", "lost", "USD", lambda played: PRICE * (week_ago(played, "useful") - useful_hours(played)), 0.05),
+            ("C", "paid", "USD", lambda played: PRICE * (gpus(played) - GPUS), 1e-4),
         )
     ),
     Expected(panel="Recoverable", scenario="fleet", minutes=60, worth=recoverable),
