@@ -218,7 +218,7 @@ def test_when_the_daemon_is_gone_nothing_looks_live_and_when_it_is_back_all_does
     assert tab.value("getComputedStyle(document.querySelector('.state b'), '::before').content") == '"was "'
     assert "grayscale" in tab.value("getComputedStyle(document.querySelector('main')).filter")
     with node(tmp_path, port):
-        wait_for(lambda: tab.value(hidden), "it is back")
-        assert tab.value(PULSE).startswith("live, ")
+        wait_for(lambda: tab.value(PULSE).startswith("live, "), "it is back, and its history is played")
+        assert tab.value(hidden)
         assert tab.value(shown) == "none"
         assert tab.value("window.same")
