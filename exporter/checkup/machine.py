@@ -336,7 +336,7 @@ def _restriction(context: CheckContext, mine: Rights, *, needless: bool) -> Find
         return Finding(
             PROFILING, "restriction", OK, "the driver allows every user to profile (RmProfilingAdminOnly: 0)"
         )
-    message = "the driver allows profiling for administrators alone (RmProfilingAdminOnly: 1)"
+    message = "the driver allows profiling for administrators only (RmProfilingAdminOnly: 1)"
     enough = mine.has("SYS_ADMIN") or (mine.has("PERFMON") and _major(kernel_driver(context)) >= _PERFMON_SINCE)
     if needless:
         return Finding(PROFILING, "restriction", OK, f"{message}; what is read here is not affected")

@@ -17,7 +17,7 @@ _COMMANDS = (
         "serve", "serve:serve", "wiring:config_arguments", "watch this node's GPUs and serve their metrics",
         ("with all defaults: page and metrics on port 19400", "serve"),
         ("with settings of a file, over an existing dcgm-exporter",
-         "serve --config /etc/gpu-efficiency/gpu-efficiency.toml --dcgm-exporter-url localhost:9400/metrics"),
+         "serve --config /etc/gpu-efficiency/config.toml --dcgm-exporter-url localhost:9400/metrics"),
     ),
     (
         "demo", "simulate:demo", "simulate:demo_arguments", "serve a simulated node of 8 GPUs, marked as such",
@@ -81,17 +81,17 @@ _COMMANDS = (
     (
         "resume", "pause:resume", "wiring:config_file_argument", "end a pause early",
         ("of the daemon with default settings", "resume"),
-        ("of a daemon with a file of its own", "resume --config /etc/gpu-efficiency/gpu-efficiency.toml"),
+        ("of a daemon with a file of its own", "resume --config /etc/gpu-efficiency/config.toml"),
     ),
     (
         "check-config", "tables:check_config", "wiring:config_arguments", "print the configuration in force",
         ("defaults and environment variables", "check-config"),
-        ("check a file before a reload", "check-config --config /etc/gpu-efficiency/gpu-efficiency.toml"),
+        ("check a file before a reload", "check-config --config /etc/gpu-efficiency/config.toml"),
     ),
     (
         "install-check", "install_check:install_check", "install_check:install_check_arguments",
         "check what works on this node and what to do",
-        ("as the daemon with that file runs", "install-check --config /etc/gpu-efficiency/gpu-efficiency.toml"),
+        ("as the daemon with that file runs", "install-check --config /etc/gpu-efficiency/config.toml"),
         ("pack what a bug report needs, with two minutes of trace",
          "install-check --bundle report.tar.gz --anonymous --trace-seconds 2m"),
     ),
