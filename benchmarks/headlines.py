@@ -27,11 +27,12 @@ def lines(records: Mapping[str, Record], page: str) -> Iterator[str]:
     if found := _figures(records, "second_opinion"):
         precision, recall = found["hangs confirmed: precision"], found["hangs confirmed: recall"]
         wrong, residual = (found[f"random training jobs, counters, 1 s: points {what}"] for what in _NAMES)
-        where = f"([how]({page}#in-a-world-that-is-not-ours))"
+        where = f"([how]({page}#against-an-independent-simulator))"
         yield (
             f"- **Leaks, from counters alone: of 100 simulated GPU-hours of training, "
-            f"{wrong.removeprefix('mean ')} are booked to a wrong leak.** Another {residual.removeprefix('mean ')} "
-            f"have a known cause, but are booked to a leak that names no cause, such as `unattributed_stall` {where}."
+            f"{wrong.removeprefix('mean ')} are booked to a wrong leak.** For another "
+            f"{residual.removeprefix('mean ')} the simulator knows the cause, but the daemon reports only a leak that "
+            f"names none, such as `unattributed_stall` {where}."
         )
         yield f"- **Hangs, from counters alone: precision {precision}, recall {recall}** in simulated jobs {where}."
 

@@ -184,8 +184,8 @@ _LEAKS_INTRO = """\
 A leak is a reason why paid GPU time was not useful work. The label `leak` has the names of 24 leaks as its values
 ([all of them](metrics.md#values-of-leak)). It has three more values, which are no leaks:
 
-- `useful`: work, as the time that it would take at the dense tensor peak, or at that of the FP64 or FP32 pipe for a job
-  without tensor work.
+- `useful`: the work that was done, counted as the time that it would take at the GPU's dense tensor peak. For a job
+  that does not use the tensor cores, the peak of its FP64 or FP32 pipe is used.
 - `unobserved`: there was no trustworthy telemetry, the owner of an idle GPU was unknown, or the daemon was stopped or
   paused.
 - `unresolved`: a kernel ran, but its usefulness cannot be measured. Tensor activity or the GPU's peak is unknown, or no
@@ -202,10 +202,15 @@ GPU that its job never needs is not occupied either. An occupied GPU is *computi
 
 The role is who can usually act. It is not the label `team`, which your workload rules set. *platform* runs the cluster,
 *scheduling* decides who gets which GPU, *training* and *serving* run jobs and servers, *model* writes the model's code,
-*data* supplies the input.
+*data* supplies the input. [What each leak is](#what-each-leak-is) stands below.
 
 | # | kind | layer | role | leaks | do first |
 |---|---|---|---|---|---|"""
+_WHAT_HEAD = """
+## What each leak is
+
+| # | leak | what it is |
+|---|---|---|"""
 _EXPECT_HEAD = """
 ## What to expect
 
@@ -233,15 +238,18 @@ tensor activity x (the GPU's clock / the clock for which the peak is specified).
 | engine | the metrics of the serving engine |
 
 An estimate has bounds: [what is an estimate](accounting.md#what-is-an-estimate). Job reports name a fifth evidence,
-*calibrated*, for `exposed_communication` alone: it is estimated, but from SM activities that were measured for this job
-instead of assumed ones.
+*calibrated*, for `exposed_communication` alone. That is an estimate too, but with SM activities of this job instead of
+assumed ones. The daemon measures them itself if its readings take at most 250 ms
+(`sampling.interval_seconds = 0.1`, for instance; the default is 1).
 
 Some leaks can be seen only in a job's reports or in an engine's metrics. Without these, such a leak stays at 0. Its
 time then counts as a leak that counters can show (mostly `unattributed_stall`, `memory_bound`, `low_parallelism` or
-`other_compute`) or as `useful`. If the column "evidence" has both *reported* and *estimated*, those leaks of the row
-for which the column "signals needed" names an estimate are estimated until the job reports. Not to use speculative
-decoding is no leak. Where it might help, `gpu_efficiency_advice_seconds_total{advice="speculative_decoding"}` counts
-the time as a hint.
+`other_compute`) or as `useful`. Four leaks are estimated from counters until the job reports them: `checkpoint`,
+`data_stall`, `pipeline_bubble` and `exposed_communication`.
+
+A server that works without speculative decoding has no leak for that. But half of its memory-bound time is also
+counted in `gpu_efficiency_job_advice_seconds_total{advice="speculative_decoding"}`: a hint that speculative decoding
+might save it.
 
 | # | metric to watch | series | evidence | signals needed | runbook |
 |---|---|---|---|---|---|"""
@@ -281,8 +289,12 @@ def leaks_arguments(command: argparse.ArgumentParser) -> None:
 
 def _json_tree() -> dict[str, object]:
     return {
-        "twelve": [msgspec.structs.asdict(entry) | {"fix": entry.fix} for entry in LEAK_GUIDE],
-        "others": OTHER_LEAKS,
+        "twelve": [
+            msgspec.structs.asdict(entry)
+            | {"fix": entry.fix, "what": {row: _leak(row).description for row in entry.rows}}
+            for entry in LEAK_GUIDE
+        ],
+        "others": [msgspec.structs.asdict(other) | {"what": _leak(other.row).description} for other in OTHER_LEAKS],
         "useful": dict(EXPECTED_USEFUL),
         "literature": dict(LITERATURE),
         "waterfalls": {name: dict(hours) for name, hours in EXAMPLE_WATERFALLS.items()},
@@ -319,6 +331,8 @@ def _entry_lines(entry: LeakGuideEntry, width: int) -> Iterator[str]:
     yield from textwrap.wrap(f"{entry.number:2} {entry.name}", width, subsequent_indent="   ")
     yield from _fact("layer", f"{', '.join(entry.layers)}; role {entry.team}", width)
     yield from _fact("label", ", ".join(entry.rows), width)
+    for row in entry.rows:
+        yield from _wrapped(f"{row}: {_leak(row).description}", width, indent=4 + _LABEL_WIDTH)
     yield from _fact("watch", entry.watch, width)
     yield from chain.from_iterable(_wrapped(name, width, indent=6) for name in entry.series)
     yield from _fact("first", entry.fix, width)
@@ -328,8 +342,8 @@ def _entry_lines(entry: LeakGuideEntry, width: int) -> Iterator[str]:
 
 
 def _other_lines(other: OtherLeak, width: int) -> Iterator[str]:
-    yield from ("", f"  {other.row}", *_wrapped(f"{other.what} ({_layer(other.row)})", width, indent=4))
     leak = _leak(other.row)
+    yield from ("", f"  {other.row}", *_wrapped(f"{leak.description} ({_layer(other.row)})", width, indent=4))
     yield from _fact("first", f"{leak.fix} (role {leak.team})", width)
     yield from _ranges(other.training, other.inference, width)
     yield from _runbook(other, width)
@@ -372,6 +386,9 @@ def _leaks_markdown() -> Iterator[str]:
     yield _LEAKS_INTRO
     for s in LEAK_GUIDE:
         yield _markdown_row(f"{s.number}", s.name, ", ".join(s.layers), s.team, _rows_with_layers(s), s.fix)
+    yield _WHAT_HEAD
+    for s in LEAK_GUIDE:
+        yield from (_markdown_row(f"{s.number}", f"`{row}`", _leak(row).description) for row in s.rows)
     yield _EXPECT_HEAD
     for s in LEAK_GUIDE:
         yield _markdown_row(f"{s.number}", s.name, _expected(s.training), _expected(s.inference))
@@ -385,9 +402,8 @@ def _leaks_markdown() -> Iterator[str]:
         yield _markdown_row(f"{s.number}", s.watch, _coded(s.series), ", ".join(s.evidence), s.needs, _linked(s))
     yield _OTHER_ROWS
     for o in OTHER_LEAKS:
-        team, fix = _leak(o.row).team, _leak(o.row).fix
-        ranges = (_expected(o.training), _expected(o.inference))
-        yield _markdown_row(f"`{o.row}`", _layer(o.row), team, o.what, fix, *ranges, _linked(o))
+        leak, ranges = _leak(o.row), (_expected(o.training), _expected(o.inference))
+        yield _markdown_row(f"`{o.row}`", _layer(o.row), leak.team, leak.description, leak.fix, *ranges, _linked(o))
     yield _LITERATURE_HEAD
     yield from (_markdown_row(f"[{key}]", source.work, source.figure) for key, source in LITERATURE.items())
 

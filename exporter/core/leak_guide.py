@@ -66,7 +66,6 @@ class OtherLeak(Struct, frozen=True):
     """A row of LEAKS that belongs to none of the twelve."""
 
     row: str
-    what: str
     training: ExpectedLoss
     inference: ExpectedLoss
     runbook: str = ""
@@ -198,21 +197,14 @@ LEAK_GUIDE: tuple[LeakGuideEntry, ...] = (
 )  # fmt: skip
 
 OTHER_LEAKS: tuple[OtherLeak, ...] = (
-    OtherLeak("unavailable", "the GPU is lost, needs a reset, or is on a drained node and runs nothing",
-        ExpectedLoss(0, 5, ("cui2025",)), ExpectedLoss(0, 5, ("cui2025",)), runbook="GPULost"),
-    OtherLeak("startup", "waiting from the allocation to the first work: pulling images, loading weights, compiling",
-        ExpectedLoss(0, 5), ExpectedLoss(0, 8)),
-    OtherLeak("data_stall", "the job waits for its next batch of input",
-        ExpectedLoss(1, 15, ("mohan2021",)), ExpectedLoss(0, 2)),
-    OtherLeak("unattributed_stall", "waiting of unknown cause; a job that reports its phases has little of it",
-        ExpectedLoss(0, 10), ExpectedLoss(0, 10)),
-    OtherLeak("other_compute", "kernels without tensor work that memory does not limit and that use most SMs",
-        ExpectedLoss(1, 10), ExpectedLoss(0, 10)),
-    OtherLeak("throttled", "tensor work lost because power, heat or settings keep the clock below that of the peak",
-        ExpectedLoss(0, 5), ExpectedLoss(0, 5), runbook="GPUThrottledCostly"),
-    OtherLeak("padding", "tensor work on padding: in sequences, in tiles, and in expert slots that no token fills",
-        ExpectedLoss(0, 10, ("krell2021",)), ExpectedLoss(0, 5)),
-)  # fmt: skip
+    OtherLeak("unavailable", ExpectedLoss(0, 5, ("cui2025",)), ExpectedLoss(0, 5, ("cui2025",)), runbook="GPULost"),
+    OtherLeak("startup", ExpectedLoss(0, 5), ExpectedLoss(0, 8)),
+    OtherLeak("data_stall", ExpectedLoss(1, 15, ("mohan2021",)), ExpectedLoss(0, 2)),
+    OtherLeak("unattributed_stall", ExpectedLoss(0, 10), ExpectedLoss(0, 10)),
+    OtherLeak("other_compute", ExpectedLoss(1, 10), ExpectedLoss(0, 10)),
+    OtherLeak("throttled", ExpectedLoss(0, 5), ExpectedLoss(0, 5), runbook="GPUThrottledCostly"),
+    OtherLeak("padding", ExpectedLoss(0, 10, ("krell2021",)), ExpectedLoss(0, 5)),
+)
 """The other rows of LEAKS, in its order."""
 
 EXPECTED_USEFUL: Mapping[str, ExpectedLoss] = {

@@ -453,7 +453,7 @@ def test_the_waterfall_steps_down_from_what_was_paid_to_what_was_useful() -> Non
     told = words(page)
     assert "paid 100 % 1.00 €3.60" in told
     assert "computing 55 % 0.55 €1.98" in told
-    assert "hung 20 % 0.20 €0.72 All time a job spins without progress" in told
+    assert "hung 20 % 0.20 €0.72 The job makes no progress" in told
     assert "First thing to do: dump stacks on the culprit rank" in told
 
 
