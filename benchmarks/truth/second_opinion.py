@@ -290,11 +290,12 @@ def _zombies(pool: ProcessPoolExecutor, *, short: bool) -> Iterator[Row]:
 SECOND_OPINION = Group(
     name="second_opinion",
     title="Against an independent simulator",
-    about="An independent simulator of GPU nodes (`tests/truth`), written without knowledge of the accounting: kernels, "
-    "collectives, waits, hangs and look-alikes, power and clocks, and DCGM's averaging. Its traces go through the "
-    "core; what was booked is compared with what is true. *Wrong name* is what a named leak holds beyond its truth, "
-    "*residual* what a row without a cause holds beyond it; points are percent of the paid time. Two of the 40 random "
-    "jobs are pipelines, whose stages wait without a kernel; none has stages that poll, which are harder to tell.",
+    about="An independent simulator of GPU nodes (`tests/truth`), written without knowledge of the accounting: "
+    "kernels, collectives, waits, hangs and look-alikes, power and clocks, and DCGM's averaging. Its traces go "
+    "through the core; what was booked is compared with what is true. *Wrong name* is what a named leak holds "
+    "beyond its truth, *residual* what a row without a cause holds beyond it; points are percent of the paid "
+    "time. Two of the 40 random jobs are pipelines, whose stages wait without a kernel; none has stages that "
+    "poll, which are harder to tell.",
     measures=("exporter/core", "tests/truth", "benchmarks/truth/second_opinion.py"),
     run=second_opinion,
     quick=partial(second_opinion, quick=True),
