@@ -85,8 +85,10 @@ _ALERTS = (
     ' "runbook", "docs/runbooks/$1.md", "alertname", "(.*)")'
 )
 
-_SINCE = f"time() - {IN_TROUBLE_SINCE}"
-"""Seconds for which a job has been spinning, or without work."""
+_FOR, _SINCE = f"time() - {IN_TROUBLE_SINCE}", f"1000 * {IN_TROUBLE_SINCE}"
+"""Seconds for which a job has been spinning, or without work; and since when, as Grafana reads a moment."""
+_CLOCK = "time:MM-DD HH:mm"
+"""Grafana's unit of a moment: at night the hour counts, not the year."""
 _WORST = f"topk(1, {_COST} unless on (cluster, job_id) {_EXEMPT})"
 _CULPRIT, _WITH_RANK = "job_rank:gpu_efficiency_hang_culprit", 'rank!=""'
 _BY_NCCL = f'label_replace({at("gpu_efficiency_job_hang_culprit")}, "node", "$1", "host", "(.*)")'
@@ -121,6 +123,7 @@ _FIGURES = (
                 Column(of="user", title="Owner", width=75),
                 Column(of="team", title="Owner's team", link=_TEAM, width=115),
                 Column(of="A", title="GPUs", unit="none", decimals=0, width=55),
+                Column(of="F", title="Since", unit=_CLOCK, width=100),
                 Column(of="C", title="For", unit="s", decimals=1, width=80),
                 Column(of="B", title="An hour", unit="short", decimals=2, width=70),
                 Column(of="D", title="So far", unit="short", decimals=2, width=70),
@@ -132,18 +135,19 @@ _FIGURES = (
                 Column(of="runbook", title="Runbook", width=245),
             )
         ),
-        shows="The job whose hung, suspected and zombie GPUs cost most an hour: whose it is, how many GPUs, for how"
-        " long (spinning, or without work), what that has cost until now, and in a hang the rank that does not spin"
-        " itself. Exempt jobs are left out.",
+        shows="The job whose hung, suspected and zombie GPUs cost most an hour: whose it is, how many GPUs, since when"
+        " and for how long (spinning, or without work), what that has cost until now, and in a hang the rank that does"
+        " not spin itself. Exempt jobs are left out.",
         bad="a row",
         do="call the owner, and where nobody answers the platform team, which can cancel the job; follow the runbook;"
         " click on the job to see its signals below",
         queries=(
             Query(_with_runbook()),
             Query(_WORST),
-            Query(f"{_SINCE} and on (cluster, job_id) {_WORST}"),
-            Query(f"{_WORST} * on (cluster, job_id) group_left () max by (cluster, job_id) ({_SINCE}) / 3600"),
+            Query(f"{_FOR} and on (cluster, job_id) {_WORST}"),
+            Query(f"{_WORST} * on (cluster, job_id) group_left () max by (cluster, job_id) ({_FOR}) / 3600"),
             Query(f"{_WHICH_RANK} and on (cluster, job_id) {_WORST}"),
+            Query(f"{_SINCE} and on (cluster, job_id) {_WORST}"),
         ),
         unit="none",
         width=24,
@@ -212,11 +216,11 @@ _FIGURES = (
         fills="deadlock",
     ),
     Panel(
-        title="Time to detect, and hung for",
+        title="Time to detect, and the longest hang now",
         kind=Figure(steps=((None, words.EXPECTED),), named=True),
-        shows="Means over the time shown: from the first sign of a hang or of rest until it was called so; and how long"
-        " a GPU has then been hung, until it recovered or until now.",
-        bad="more than 6 minutes to detect a hang; more than 30 minutes to recover from one",
+        shows="From the first sign of a hang or of rest until it was called so, means over the time shown; and for how"
+        " long the job that has hung longest has been spinning at this moment.",
+        bad="more than 6 minutes to detect a hang; more than 30 minutes in one",
         do="page somebody on JobDeadlocked; set a timeout for collectives, so that a job ends by itself",
         queries=(
             Query(
@@ -225,9 +229,8 @@ _FIGURES = (
                 legend="detect {{state}}",
             ),
             Query(
-                f"{total('cluster_leak:gpu_efficiency_seconds:rate5m', _HANGS)}"
-                f" / ({total('cluster_state:gpu_efficiency_entries:rate5m', _HUNG)} > 0)",
-                legend="hung so far, on average",
+                f"max({_FOR} and on (cluster, job_id) {at(_STATE, _HUNG)} > 0)",
+                legend="longest hang now",
             ),
         ),
         unit="s",
@@ -253,7 +256,8 @@ _CALL = Row(
                     Column(of="C", title="Hung", unit="none", decimals=0, width=60, steps=_WORN["hung"]),
                     Column(of="D", title="Suspected", unit="none", decimals=0, width=90, steps=_WORN["suspected"]),
                     Column(of="E", title="Zombie", unit="none", decimals=0, width=70, steps=_WORN["zombie"]),
-                    Column(of="H", title="For", unit="s", decimals=1, width=95),
+                    Column(of="K", title="Since", unit=_CLOCK, width=100),
+                    Column(of="H", title="For", unit="s", decimals=1, width=80),
                     Column(of="B", title="An hour", unit="short", decimals=2, width=115, bar=words.BAD),
                     Column(of="currency", title="In", width=60),
                     Column(of="I", title="No useful work for", unit="s", decimals=1, width=135),
@@ -268,8 +272,8 @@ _CALL = Row(
                 sort="B",
             ),
             shows="Every job with GPUs that hang, are suspected to, or are zombies: whose it is, how many of its"
-            " GPUs, for how long (spinning, or without work), how long ago any of its GPUs worked last, and what"
-            " these GPUs cost an hour. Exempt: the operator has decided that it may.",
+            " GPUs, since when and for how long (spinning, or without work), how long ago any of its GPUs worked last, and"
+            " what these GPUs cost an hour. Exempt: the operator has decided that it may.",
             bad="a row without an exemption",
             do="call the owner, dearest first; click on the job's number to look at its signals below, on its name for"
             " its own board",
@@ -281,9 +285,10 @@ _CALL = Row(
                 Query(f"sum by (cluster, job_id) ({at(_STATE, _ZOMBIE)})"),
                 Query(_in_trouble(f"sum by (cluster, job_id) ({at('job:gpu_efficiency_no_process:gpus')})")),
                 Query(_in_trouble(f"sum by (cluster, job_id) ({at('job:gpu_efficiency_gpus')})")),
-                Query(_in_trouble(_SINCE)),
+                Query(_in_trouble(_FOR)),
                 Query(_in_trouble(f"time() - {at('job:gpu_efficiency_last_work:timestamp_seconds')}")),
                 Query(_in_trouble(f"sum by (cluster, job_id, exemption) ({_EXEMPT})")),
+                Query(_in_trouble(_SINCE)),
             ),
             unit="none",
             width=24,

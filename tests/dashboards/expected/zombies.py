@@ -11,7 +11,10 @@ from tests.dashboards.stories import Played
 
 STUCK = {"job_id": "41001"}
 WORST = "The worst now: call its owner"
+MILLISECOND = SECOND / 1000
+"""Nanoseconds."""
 TROUBLE = "Jobs that hang, and jobs that hold GPUs for nothing"
+DETECTED = "Time to detect, and the longest hang now"
 TICKET = 2
 """Weight of the severity: the job has fewer GPUs than a hang pages for."""
 
@@ -73,6 +76,7 @@ ROWS = (
             ("deadlock", "A", STUCK | {"runbook": "docs/runbooks/JobDeadlocked.md"}, in_state("hung"), 0),
             ("deadlock", "B", STUCK | USD, cost_of("hung"), 1e-6),
             ("deadlock", "E", STUCK | {"gpu": "0", "rank": "0"}, lambda _: 1, 0),
+            ("deadlock", "F", STUCK, lambda played: (job(played, "41001").spin_since or 0) / MILLISECOND, 1e-9),
             ("zombie_notebook", "A", {"runbook": "docs/runbooks/GPUZombie.md"}, lambda _: 1, 0),
         )
     ),
@@ -87,14 +91,21 @@ ROWS = (
         worth=cost("idle_allocation", 180), leak="idle_allocation", within=0.04,
     ),
     Expected(
-        panel="Time to detect, and hung for", scenario="deadlock", where={"state": "hung"}, worth=found(State.HUNG),
-        within=0.01,
+        panel=DETECTED, scenario="deadlock", where={"state": "hung"}, worth=found(State.HUNG), within=0.01,
+    ),
+    Expected(
+        panel=DETECTED, scenario="deadlock", letter="B",
+        worth=lambda played: ago(job(played, "41001").spin_since, played), within=1e-3,
     ),
     Expected(panel=TROUBLE, scenario="deadlock", where=STUCK | {"user": "ada"}, worth=in_state("hung"), within=0),
     Expected(panel=TROUBLE, scenario="deadlock", letter="B", where=STUCK | USD, worth=cost_of("hung")),
     Expected(
         panel=TROUBLE, scenario="deadlock", letter="H", where=STUCK,
         worth=lambda played: ago(job(played, "41001").spin_since, played),
+    ),
+    Expected(
+        panel=TROUBLE, scenario="deadlock", letter="K", where=STUCK, within=1e-9,
+        worth=lambda played: (job(played, "41001").spin_since or 0) / MILLISECOND,
     ),
     Expected(
         panel=TROUBLE, scenario="deadlock", letter="I", where=STUCK,
