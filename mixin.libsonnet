@@ -20,15 +20,16 @@ local without_slash(url) = std.rstripChars(url, '/');
   },
 
   local config = self._config,
-  local with_logs(board) =
-    if config.logsUrl == '' then board else board {
-      templating+: {
-        list: [
-          variable + (if variable.name == 'logs' then { query: config.logsUrl } else {})
-          for variable in super.list
-        ],
-      },
+  local addresses = { logs: config.logsUrl, runbooks: without_slash(config.runbookBaseUrl) },
+  local with_links(board) = board {
+    templating+: {
+      list: [
+        local own = std.get(addresses, variable.name, '');
+        variable + (if own == '' then {} else { query: own })
+        for variable in super.list
+      ],
     },
+  },
   local with_addresses(rule) =
     if !std.objectHas(rule, 'alert') then rule else rule {
       labels+: config.alertLabels,
@@ -66,13 +67,13 @@ local without_slash(url) = std.rstripChars(url, '/');
 
   grafanaDashboardFolder:: 'GPU efficiency',
   grafanaDashboards+:: {
-    'gpu-efficiency-chargeback.json': with_logs(import 'dashboards/gpu-efficiency-chargeback.json'),
-    'gpu-efficiency-fleet.json': with_logs(import 'dashboards/gpu-efficiency-fleet.json'),
-    'gpu-efficiency-inference.json': with_logs(import 'dashboards/gpu-efficiency-inference.json'),
-    'gpu-efficiency-job.json': with_logs(import 'dashboards/gpu-efficiency-job.json'),
-    'gpu-efficiency-node.json': with_logs(import 'dashboards/gpu-efficiency-node.json'),
-    'gpu-efficiency-quality.json': with_logs(import 'dashboards/gpu-efficiency-quality.json'),
-    'gpu-efficiency-training.json': with_logs(import 'dashboards/gpu-efficiency-training.json'),
-    'gpu-efficiency-zombies.json': with_logs(import 'dashboards/gpu-efficiency-zombies.json'),
+    'gpu-efficiency-chargeback.json': with_links(import 'dashboards/gpu-efficiency-chargeback.json'),
+    'gpu-efficiency-fleet.json': with_links(import 'dashboards/gpu-efficiency-fleet.json'),
+    'gpu-efficiency-inference.json': with_links(import 'dashboards/gpu-efficiency-inference.json'),
+    'gpu-efficiency-job.json': with_links(import 'dashboards/gpu-efficiency-job.json'),
+    'gpu-efficiency-node.json': with_links(import 'dashboards/gpu-efficiency-node.json'),
+    'gpu-efficiency-quality.json': with_links(import 'dashboards/gpu-efficiency-quality.json'),
+    'gpu-efficiency-training.json': with_links(import 'dashboards/gpu-efficiency-training.json'),
+    'gpu-efficiency-zombies.json': with_links(import 'dashboards/gpu-efficiency-zombies.json'),
   },
 }

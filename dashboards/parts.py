@@ -44,6 +44,8 @@ class Column(Struct, frozen=True, kw_only=True):
     """Drawn as a bar of this colour within the cell, from 0 on."""
     empty: str = "-"
     """What stands in a cell without a value."""
+    hidden: bool = False
+    """Only there for links of other columns."""
 
 
 class Figure(Struct, frozen=True):

@@ -63,6 +63,8 @@ def _cells(column: Column) -> Iterator[Property]:
         yield Property("decimals", column.decimals)
     if column.width:
         yield Property("custom.width", column.width)
+    if column.hidden:
+        yield Property("custom.hidden", True)
     if column.texts:
         yield Property("custom.align", "left")  # a word, though the value is a number
     if column.link:

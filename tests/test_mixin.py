@@ -46,6 +46,12 @@ def test_the_address_of_logs_is_the_operators() -> None:
     assert {query for found in asked.values() for query in found} == {"https://grafana.example/d/logs"}
 
 
+def test_the_address_of_runbooks_is_the_operators_on_boards_too() -> None:
+    own = "(mixin + { _config+:: { runbookBaseUrl: 'https://wiki.example/runbooks/' } }).grafanaDashboards"
+    found = evaluated(own)["gpu-efficiency-zombies.json"]["templating"]["list"]
+    assert [each["query"] for each in found if each["name"] == "runbooks"] == ["https://wiki.example/runbooks"]
+
+
 def test_addresses_and_labels_of_alerts_are_the_operators() -> None:
     own = {
         "runbookBaseUrl": "https://wiki.example/runbooks/", "dashboardBaseUrl": "https://grafana.example",

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from dashboards import words
+from dashboards.owners import whose, whose_columns
 from dashboards.parts import Board, Column, Figure, Lines, Matrix, Panel, Query, Row, Table
 from dashboards.series import (
     CLICKED,
@@ -33,7 +34,7 @@ _WEEK_AGO = "$__range offset 7d"
 _LOSSES = 'layer=~"gau|ectr|emfu"'
 _IN_TROUBLE = 'state=~"hung|zombie"'
 _TROUBLE = f"({at('job_state:gpu_efficiency_gpus', _IN_TROUBLE)} > 0)"
-_WHOSE = f"* on (cluster, job_id) group_left (name, user, team) {at('job:gpu_efficiency_info')}"
+_WHOSE = f"* on (cluster, job_id) group_left (name, user, team, account) {at('job:gpu_efficiency_info')}"
 _THE_TEAM = to("chargeback", "The team's board", team=CLICKED)
 _NO_SCRAPE = "nothing seen yet"
 
@@ -169,7 +170,7 @@ _ANSWER = Row(
                 (
                     Column(of="state", title="State", words=words.STATES, width=85, link=to("zombies", "Who to call")),
                     Column(of="user", title="Owner", width=90),
-                    Column(of="team", title="Owner's team", link=_THE_TEAM, width=120),
+                    *whose_columns("Owner's team", 120),
                     Column(of="name", title="Name of the jobs"),
                     Column(of="C", title="Jobs", unit="none", decimals=0, width=60),
                     Column(of="job_id", title="Job, or the largest", link=TO_JOB, width=140),
@@ -186,18 +187,18 @@ _ANSWER = Row(
             do="call the owner, and where nobody answers the platform team, which can cancel the jobs; the board"
             " Zombies and deadlocks has each job and its runbook",
             queries=(
-                Query(f"sum by (state, user, team, name) ({_TROUBLE} {_WHOSE})"),
+                Query(whose(f"sum by (state, user, team, account, name) ({_TROUBLE} {_WHOSE})")),
                 Query(
-                    f"sum by (state, user, team, name, currency) ({_TROUBLE}"
+                    f"sum by (state, user, team, account, name, currency) ({_TROUBLE}"
                     f" / on (cluster, job_id) group_left () {at('job:gpu_efficiency_gpus')}"
                     f" * on (cluster, job_id) group_left (currency) {at('job:gpu_efficiency_price:per_hour')} {_WHOSE})"
                 ),
-                Query(f"count by (state, user, team, name) ({_TROUBLE} {_WHOSE})"),
+                Query(f"count by (state, user, team, account, name) ({_TROUBLE} {_WHOSE})"),
                 Query(
-                    f"max by (state, user, team, name) (({_TROUBLE} > bool 0) * on (cluster, job_id) group_left ()"
-                    f" (time() - {IN_TROUBLE_SINCE}) {_WHOSE})"
+                    f"max by (state, user, team, account, name) (({_TROUBLE} > bool 0)"
+                    f" * on (cluster, job_id) group_left () (time() - {IN_TROUBLE_SINCE}) {_WHOSE})"
                 ),
-                Query(f"topk by (state, user, team, name) (1, {_TROUBLE} {_WHOSE})"),
+                Query(f"topk by (state, user, team, account, name) (1, {_TROUBLE} {_WHOSE})"),
             ),
             unit="none",
             width=24,
@@ -506,17 +507,12 @@ _WORST = Row(
             title="Jobs that lose most, now",
             kind=Table(
                 (
-                    Column(of="job_id", title="Job", link=TO_JOB, width=200),
-                    Column(of="name", title="Name", width=130),
+                    Column(of="job_id", title="Job", link=TO_JOB, width=150),
+                    Column(of="name", title="Name"),
                     Column(of="user", title="User", width=70),
-                    Column(
-                        of="account",
-                        title="Account",
-                        width=90,
-                        link=to("chargeback", "The account's board", account=CLICKED),
-                    ),
-                    Column(of="A", title="Lost an hour", unit="short", decimals=1, bar=words.WATCH, width=130),
-                    Column(of="currency", title="In", width=85),
+                    *whose_columns(width=100),
+                    Column(of="A", title="Lost an hour", unit="short", decimals=1, bar=words.WATCH, width=115),
+                    Column(of="currency", title="In", width=48),
                     Column(of="B", title="GPUs", unit="none", decimals=0, width=55),
                 ),
                 sort="A",
@@ -525,11 +521,7 @@ _WORST = Row(
             bad="a job that loses nearly its whole price",
             do="click on the job",
             queries=(
-                Query(
-                    f"topk(10, {at('job:gpu_efficiency_cost_lost:per_hour')})"
-                    " * on (cluster, job_id) group_left (name, user, account)"
-                    f" {at('job:gpu_efficiency_info')}"
-                ),
+                Query(whose(f"topk(10, {at('job:gpu_efficiency_cost_lost:per_hour')}) {_WHOSE}")),
                 Query(
                     f"{at('job:gpu_efficiency_gpus')} and on (cluster, job_id)"
                     f" topk(10, {at('job:gpu_efficiency_cost_lost:per_hour')})"

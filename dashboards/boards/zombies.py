@@ -3,7 +3,8 @@
 import yaml
 
 from dashboards import words
-from dashboards.parts import Board, Column, Figure, Lines, Panel, Query, Row, Table, Timeline, Variable
+from dashboards.owners import whose, whose_columns
+from dashboards.parts import Board, Column, Figure, Lines, Link, Panel, Query, Row, Table, Timeline, Variable
 from dashboards.series import (
     ALERTS,
     CLICKED,
@@ -25,6 +26,7 @@ _STATE = "job_state:gpu_efficiency_gpus"
 _HUNG, _ZOMBIE = 'state="hung"', 'state="zombie"'
 _SUSPECTED = at("job:gpu_efficiency_hang_suspected:gpus")
 _INFO = at("job:gpu_efficiency_info")
+_OWNER = f"* on (cluster, job_id) group_left (name, user, team, account) {_INFO}"
 _EXEMPT = at("job:gpu_efficiency_exempt")
 _OWNED = at("cluster:gpu_efficiency_owned:gpus")
 _SEEN = at(part("cluster", "observed"))
@@ -44,6 +46,11 @@ _LEAK_COST = "cluster_leak:gpu_efficiency_cost:per_hour"
 _IDLE_COST = "cluster:gpu_efficiency_cost_idle:per_hour"
 _LOOK = to("zombies", "Look for yourself, below", job_id=CLICKED)
 _TEAM = to("chargeback", "The team", team=CLICKED)
+_RUNBOOKS = Variable(
+    name="runbooks", label="Runbooks", text=True, default="docs/runbooks",
+    says="Address of your copy of docs/runbooks of the exporter: the link of a runbook opens NAME.md below it.",
+)  # fmt: skip
+_TO_RUNBOOK = Link("The runbook", "${runbooks:raw}/${__value.raw}.md")
 _WORN = {
     "hung": ((None, words.QUIET), (1, words.BAD)),
     "suspected": ((None, words.QUIET), (1, words.WATCH)),
@@ -82,7 +89,7 @@ _ALERTS = (
     "label_replace(max by (cluster, severity, alertname, job_id, user, team, node, reason, layer) (("
     f"{_FIRING} * on (cluster, instance) group_left (node) {at('node:gpu_efficiency_info')}"
     f" or on (cluster, alertname, instance, job_id) {_FIRING}) * on (severity) group_left () ({_WEIGHT})),"
-    ' "runbook", "docs/runbooks/$1.md", "alertname", "(.*)")'
+    ' "runbook", "$1", "alertname", "(.*)")'
 )
 
 _FOR, _SINCE = f"time() - {IN_TROUBLE_SINCE}", f"1000 * {IN_TROUBLE_SINCE}"
@@ -105,11 +112,11 @@ _DO_FIRST = {
 
 def _with_runbook() -> str:
     """GPUs in trouble of the worst job, with its owner and the page that says what to do."""
-    whose = f"{_TROUBLE} * on (cluster, job_id) group_left (name, user, team) {_INFO} and on (cluster, job_id) {_WORST}"
+    owned = whose(f"{_TROUBLE} {_OWNER} and on (cluster, job_id) {_WORST}")
     hangs = f"({at(_STATE, _HUNG)} or {_SUSPECTED})"
     hung, at_rest = (
-        f'label_replace(label_replace({which}, "runbook", "docs/runbooks/{alert}.md", "", ""), "do", "{alert}", "", "")'
-        for which, alert in ((f"{whose} and on (cluster, job_id) {hangs}", "JobDeadlocked"), (whose, "GPUZombie"))
+        f'label_replace(label_replace({which}, "runbook", "{alert}", "", ""), "do", "{alert}", "", "")'
+        for which, alert in ((f"{owned} and on (cluster, job_id) {hangs}", "JobDeadlocked"), (owned, "GPUZombie"))
     )
     return f"{hung} or on (cluster, job_id) {at_rest}"
 
@@ -121,7 +128,7 @@ _FIGURES = (
             (
                 Column(of="job_id", title="Job", link=_LOOK, width=90),
                 Column(of="user", title="Owner", width=75),
-                Column(of="team", title="Owner's team", link=_TEAM, width=115),
+                *whose_columns("Owner's team"),
                 Column(of="A", title="GPUs", unit="none", decimals=0, width=55),
                 Column(of="F", title="Since", unit=_CLOCK, width=100),
                 Column(of="C", title="For", unit="s", decimals=1, width=80),
@@ -132,7 +139,7 @@ _FIGURES = (
                 Column(of="gpu", title="its GPU", width=65),
                 Column(of="rank", title="its rank", width=65),
                 Column(of="do", title="Do first", texts=_DO_FIRST),
-                Column(of="runbook", title="Runbook", width=245),
+                Column(of="runbook", title="Runbook", link=_TO_RUNBOOK, width=120),
             )
         ),
         shows="The job whose hung, suspected and zombie GPUs cost most an hour: whose it is, how many GPUs, since when"
@@ -252,7 +259,7 @@ _CALL = Row(
                 (
                     Column(of="job_id", title="Job", link=_LOOK, width=105),
                     Column(of="user", title="Owner", width=85),
-                    Column(of="team", title="Owner's team", link=_TEAM, width=115),
+                    *whose_columns("Owner's team"),
                     Column(of="C", title="Hung", unit="none", decimals=0, width=60, steps=_WORN["hung"]),
                     Column(of="D", title="Suspected", unit="none", decimals=0, width=90, steps=_WORN["suspected"]),
                     Column(of="E", title="Zombie", unit="none", decimals=0, width=70, steps=_WORN["zombie"]),
@@ -264,21 +271,18 @@ _CALL = Row(
                     Column(of="F", title="No process", unit="none", decimals=0, width=90),
                     Column(of="G", title="Of GPUs", unit="none", decimals=0, width=75),
                     Column(of="exemption", title="Exempt by", width=110),
-                    Column(
-                        of="account", title="Account", link=to("chargeback", "The account", account=CLICKED), width=110
-                    ),
                     Column(of="name", title="Name", link=_ITS_BOARD),
                 ),
                 sort="B",
             ),
             shows="Every job with GPUs that hang, are suspected to, or are zombies: whose it is, how many of its"
-            " GPUs, since when and for how long (spinning, or without work), how long ago any of its GPUs worked last, and"
-            " what these GPUs cost an hour. Exempt: the operator has decided that it may.",
+            " GPUs, since when and for how long (spinning, or without work), how long ago any of its GPUs worked last,"
+            " and what these GPUs cost an hour. Exempt: the operator has decided that it may.",
             bad="a row without an exemption",
             do="call the owner, dearest first; click on the job's number to look at its signals below, on its name for"
             " its own board",
             queries=(
-                Query(f"{_TROUBLE} * on (cluster, job_id) group_left (name, user, team, account) {_INFO}"),
+                Query(whose(f"{_TROUBLE} {_OWNER}")),
                 Query(_COST),
                 Query(f"sum by (cluster, job_id) ({at(_STATE, _HUNG)})"),
                 Query(f"sum by (cluster, job_id) ({_ONLY_SUSPECTED})"),
@@ -314,7 +318,7 @@ _CALL = Row(
                     Column(of="reason", title="Reason", width=110),
                     Column(of="user", title="User", width=100),
                     Column(of="team", title="Team", link=_TEAM, width=110),
-                    Column(of="runbook", title="Runbook"),
+                    Column(of="runbook", title="Runbook", link=_TO_RUNBOOK),
                 ),
                 sort="Value",
             ),
@@ -670,7 +674,7 @@ BOARD = Board(
     title="Zombies and deadlocks",
     says="For the person on call: whom to call, since when, what it costs an hour, which rank is the culprit, and the"
     " signals under one another, so that the eye can confirm it.",
-    variables=(CLUSTER, JOB, JOB_INSTANCES, _NODES, _INSTANCE),
+    variables=(CLUSTER, JOB, JOB_INSTANCES, _NODES, _INSTANCE, _RUNBOOKS),
     rows=(_CALL, _RANKS, _EYE, _SIGNALS),
     since="now-6h",
 )

@@ -232,8 +232,11 @@ def links(panel: Panel) -> Iterator[str]:
 
 
 @OF_PANELS
-def test_links_lead_to_boards_and_their_variables_and_keep_time_and_choices(board: Board, panel: Panel) -> None:  # noqa: ARG001
+def test_links_lead_to_boards_and_their_variables_and_keep_time_and_choices(board: Board, panel: Panel) -> None:
     for url in links(panel):
+        if url == "${runbooks:raw}/${__value.raw}.md":
+            assert "runbooks" in {variable.name for variable in board.variables}
+            continue
         found = re.fullmatch(r"/d/gpu-efficiency-(\w+)\?(.*)", url)
         assert found
         words_ = found[2].split("&")
@@ -244,11 +247,17 @@ def test_links_lead_to_boards_and_their_variables_and_keep_time_and_choices(boar
 
 @OF_PANELS
 def test_every_table_has_a_way_on(board: Board, panel: Panel) -> None:  # noqa: ARG001
-    """A row that names a job, a node, a team or an account leads to its board."""
+    """A row that names a job, a node, a team, an account or a runbook leads there."""
     if isinstance(panel.kind, Table):
         for column in panel.kind.columns:
-            if column.of in {"job_id", "node", "team", "account"}:
-                assert column.link or column.texts, f"{panel.title}: {column.title}"
+            if column.of in {"job_id", "node", "team", "account", "whose", "runbook"}:
+                assert column.link or column.texts or column.hidden, f"{panel.title}: {column.title}"
+
+
+@OF_PANELS
+def test_what_a_link_reads_of_its_row_is_a_column(board: Board, panel: Panel) -> None:  # noqa: ARG001
+    read = {name for url in links(panel) for name in re.findall(r"__data\.fields\.(\w+)", url)}
+    assert read <= {column.of for column in columns(panel)}
 
 
 def columns(panel: Panel) -> tuple[Column, ...]:

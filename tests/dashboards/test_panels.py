@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from dashboards.build import FOLDER, boards
+from dashboards.owners import whose
 from dashboards.parts import Board, Note
 from exporter.core.leaks import LEAKS
 from tests.dashboards.expected.row import Expected
@@ -146,6 +147,16 @@ def test_what_teams_and_nobody_hold_is_all_that_is_owned(board: str, title: str,
     seen = sum(world.clusters[MAIN].leaks(HOURS * 60).values()) / 3600
     assert hours["A"] == pytest.approx(OWNED * HOURS, rel=0.01)
     assert hours["B" if board == "fleet" else "C"] == pytest.approx(PRICE * seen, rel=0.01), "no price of a silent node"
+
+
+@pytest.mark.parametrize(
+    ("team", "account", "shown", "bill"),
+    [("perception", "vision", "perception", "All"), ("", "vision", "vision", "vision"), ("a", "", "a", "All")],
+)
+def test_whose_a_job_is_is_its_team_or_its_account(team: str, account: str, shown: str, bill: str, ask: Ask) -> None:
+    series = f'label_replace(label_replace(vector(1), "team", "{team}", "", ""), "account", "{account}", "", "")'
+    (found,) = ask("query", {"query": whose(series)})["result"]
+    assert (found["metric"]["whose"], found["metric"].get("bill", "")) == (shown, bill)
 
 
 def value(answer: Answer, row: Expected) -> float:

@@ -194,6 +194,10 @@ ROWS = (
             ("C", "paid", "USD", lambda played: PRICE * (gpus(played) - GPUS), 1e-4),
         )
     ),
+    Expected(
+        panel="Jobs that lose most, now", scenario="fleet", where={"job_id": "45001", "whose": "foundation"},
+        worth=lambda played: PRICE * (played.leaks(5, job="45001")["hung"]) / 300,
+    ),
     Expected(panel="Recoverable", scenario="fleet", minutes=60, worth=recoverable),
     Expected(panel="GPUs owned", scenario="fleet", worth=lambda played: gpus(played) + 8, within=0),
     # A node that is expected and was never heard, one whose daemon is silent, and one whose daemon sees nothing.

@@ -73,11 +73,11 @@ ROWS = (
     *(
         Expected(panel=WORST, scenario=story, letter=letter, where=where, worth=worth, within=within)
         for story, letter, where, worth, within in (
-            ("deadlock", "A", STUCK | {"runbook": "docs/runbooks/JobDeadlocked.md"}, in_state("hung"), 0),
+            ("deadlock", "A", STUCK | {"runbook": "JobDeadlocked"}, in_state("hung"), 0),
             ("deadlock", "B", STUCK | USD, cost_of("hung"), 1e-6),
             ("deadlock", "E", STUCK | {"gpu": "0", "rank": "0"}, lambda _: 1, 0),
             ("deadlock", "F", STUCK, lambda played: (job(played, "41001").spin_since or 0) / MILLISECOND, 1e-9),
-            ("zombie_notebook", "A", {"runbook": "docs/runbooks/GPUZombie.md"}, lambda _: 1, 0),
+            ("zombie_notebook", "A", {"runbook": "GPUZombie"}, lambda _: 1, 0),
         )
     ),
     Expected(panel="Lost an hour, now", scenario="deadlock", where=USD, worth=cost_of("hung")),
