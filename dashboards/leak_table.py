@@ -66,7 +66,7 @@ def _columns(these: tuple[Loss, ...], side: Side) -> Iterator[Column]:
     yield Column(of="B", title="Of its top", unit="percentunit", decimals=0, width=90, steps=against)
     yield Column(of="C", title="A month", unit="short", decimals=1, width=90)
     yield Column(of="currency", title="Currency", width=80)
-    yield _said("team", "Role that acts", {loss.key: loss.team for loss in these}, 110)
+    yield _said("team", "Role that acts", {loss.key: loss.team for loss in these}, 112)
     yield Column(of="E", title="Coverage", unit="percentunit", decimals=0, width=70, steps=spoken)
     jobs = Link("The jobs that lose most to it", f"{to(side.name, '', leak=CLICKED).url}&viewPanel=panel-{JOBS}")
     yield Column(of="who", title="Who", texts={"|".join(k.rows): "jobs" for k in these}, width=55, link=jobs)

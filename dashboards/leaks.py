@@ -114,7 +114,7 @@ def _whose(side: Side) -> tuple[Column, ...]:
 _LOST_NOW = (
     Column(of="A", title="Lost an hour", unit="short", decimals=2, width=115),
     Column(of="currency", title="Currency", width=80),
-    Column(of="B", title="Of its time", unit="percentunit", decimals=1, width=90),
+    Column(of="B", title="Of its time", unit="percentunit", decimals=1, width=92),
 )
 
 

@@ -8,7 +8,7 @@ from dashboards.parts import Column, Figure, Lines, Panel, Query, Row, Table
 from dashboards.series import CLICKED, TO_JOB, TO_NODE, at, in_words, to
 
 LEAK = Column(of="leak", title="Leak", words=words.LEAKS, texts=words.LEAK_NAMES, width=186)
-ROLE = Column(of="role", title="Role that acts", texts=words.TEAMS, width=103)
+ROLE = Column(of="role", title="Role that acts", texts=words.TEAMS, width=112)
 FIX = Column(of="fix", title="Do first", texts=words.FIXES)
 _FACTORS = {"gau": "GAU", "ectr": "ECTR", "emfu": "eMFU"}
 _IN_TROUBLE = 'state=~"hung|zombie"'
@@ -116,7 +116,7 @@ SMALL_FLEET = Row(
                 (
                     LEAK,
                     Column(of="A", title="Of 100 h", unit="none", decimals=1, width=140, bar=words.UNKNOWN),
-                    Column(of="B", title="Cost of all", unit="short", decimals=2, width=90),
+                    Column(of="B", title="Cost of all", unit="short", decimals=2, width=92),
                     Column(of="currency", title="In", width=60),
                     ROLE,
                     FIX,

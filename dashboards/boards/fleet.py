@@ -173,7 +173,7 @@ _ANSWER = Row(
                     *whose_columns("Owner's team", 120),
                     Column(of="name", title="Name of the jobs"),
                     Column(of="C", title="Jobs", unit="none", decimals=0, width=60),
-                    Column(of="job_id", title="Job, or the largest", link=TO_JOB, width=140),
+                    Column(of="job_id", title="Job, or the largest", link=TO_JOB, width=148),
                     Column(of="A", title="GPUs", unit="none", decimals=0, width=60),
                     Column(of="B", title="An hour", unit="short", decimals=2, bar=words.BAD, width=140),
                     Column(of="currency", title="In", width=60),

@@ -757,11 +757,11 @@ _TRAINS = Row(
             kind=Table(
                 (
                     Column(of="A", title="Steps", unit="none", decimals=0, width=65),
-                    Column(of="B", title="Steps repeated", unit="none", decimals=0, width=92),
+                    Column(of="B", title="Steps repeated", unit="none", decimals=0, width=112),
                     Column(of="C", title="Goodput", unit="percentunit", decimals=1, width=75),
                     Column(of="D", title="Checkpoints", unit="none", decimals=0, width=102),
                     Column(of="E", title="One takes", unit="s", decimals=1, width=80),
-                    Column(of="F", title="All cost", unit="short", decimals=2, width=65),
+                    Column(of="F", title="All cost", unit="short", decimals=2, width=70),
                     Column(of="currency", title="In", width=45),
                 )
             ),
@@ -789,7 +789,7 @@ _TRAINS = Row(
                 (
                     Column(of="A", title="Restarts", unit="none", decimals=0, width=72),
                     Column(of="B", title="To recover", unit="s", decimals=0, width=85),
-                    Column(of="C", title="Loss spikes", unit="none", decimals=0, width=90),
+                    Column(of="C", title="Loss spikes", unit="none", decimals=0, width=92),
                     Column(of="D", title="NaN losses", unit="none", decimals=0, width=90),
                     Column(of="E", title="Rollbacks", unit="none", decimals=0, width=80),
                     Column(of="F", title="Slowest rank", unit="none", decimals=2, width=98),
@@ -899,7 +899,7 @@ _SERVES = Row(
                     Column(of="D", title="Queue p95", unit="s", decimals=2, width=115),
                     Column(of="E", title="Whole p95", unit="s", decimals=2, width=115),
                     Column(of="F", title="Preempted/min", unit="none", decimals=1, width=115),
-                    Column(of="G", title="Drafts accepted", unit="percentunit", decimals=0, width=115),
+                    Column(of="G", title="Drafts accepted", unit="percentunit", decimals=0, width=120),
                     Column(of="H", title="Tokens a pass", unit="none", decimals=2, width=115),
                 )
             ),
@@ -948,7 +948,7 @@ _FIND = Row(
                     Column(of="team", title="Team", link=_TO_TEAM, width=110),
                     Column(of="workload_class", title="Kind", width=90),
                     Column(of="A", title="GPUs", unit="none", decimals=0, bar=words.EXPECTED, width=140),
-                    Column(of="B", title="Lost an hour", unit="short", decimals=2, width=95),
+                    Column(of="B", title="Lost an hour", unit="short", decimals=2, width=98),
                     Column(of="currency", title="In", width=60),
                     Column(of="C", title="Useful", unit="percentunit", decimals=1, width=75),
                     Column(of="cluster", title="Cluster"),

@@ -246,7 +246,7 @@ _NOW = Row(
                     Column(of="rank", title="Rank", width=60),
                     Column(of="E", title="Useful", unit="percentunit", decimals=1, width=75),
                     Column(of="I", title="nvidia-smi", unit="percentunit", decimals=1, width=90),
-                    Column(of="J", title="Of power limit", unit="percentunit", decimals=0, width=110),
+                    Column(of="J", title="Of power limit", unit="percentunit", decimals=0, width=112),
                     Column(of="K", title="Heat", unit="celsius", decimals=0, width=70),
                     Column(of="L", title="Memory", unit="bytes", decimals=0, width=80),
                     Column(of="M", title="Last Xid", unit="none", decimals=0, width=80, steps=_WRONG),

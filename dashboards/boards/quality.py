@@ -504,7 +504,7 @@ _SOFTWARE = Row(
                 (
                     Column(of="exemption", title="Exemption"),
                     Column(of="reason", title="Reason"),
-                    Column(of="Value", title="Days left", unit="none", decimals=1, width=90, texts={"0": "-"}),
+                    Column(of="Value", title="Days left", unit="none", decimals=1, width=94, texts={"0": "-"}),
                 ),
                 sort="Value",
                 rising=True,

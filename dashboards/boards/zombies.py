@@ -91,6 +91,7 @@ _ALERTS = (
     f" or on (cluster, alertname, instance, job_id) {_FIRING}) * on (severity) group_left () ({_WEIGHT})),"
     ' "runbook", "$1", "alertname", "(.*)")'
 )
+_SAME_ALERT = "cluster, severity, alertname, user, team, runbook"
 
 _FOR, _SINCE = f"time() - {IN_TROUBLE_SINCE}", f"1000 * {IN_TROUBLE_SINCE}"
 """Seconds for which a job has been spinning, or without work; and since when, as Grafana reads a moment."""
@@ -137,7 +138,7 @@ _FIGURES = (
                 Column(of="currency", title="In", width=50),
                 Column(of="node", title="Culprit on", link=TO_NODE, width=115),
                 Column(of="gpu", title="its GPU", width=65),
-                Column(of="rank", title="its rank", width=65),
+                Column(of="rank", title="its rank", width=70),
                 Column(of="do", title="Do first", texts=_DO_FIRST),
                 Column(of="runbook", title="Runbook", link=_TO_RUNBOOK, width=120),
             )
@@ -267,7 +268,7 @@ _CALL = Row(
                     Column(of="H", title="For", unit="s", decimals=1, width=80),
                     Column(of="B", title="An hour", unit="short", decimals=2, width=115, bar=words.BAD),
                     Column(of="currency", title="In", width=60),
-                    Column(of="I", title="No useful work for", unit="s", decimals=1, width=135),
+                    Column(of="I", title="No useful work for", unit="s", decimals=1, width=140),
                     Column(of="F", title="No process", unit="none", decimals=0, width=90),
                     Column(of="G", title="Of GPUs", unit="none", decimals=0, width=75),
                     Column(of="exemption", title="Exempt by", width=110),
@@ -296,7 +297,7 @@ _CALL = Row(
             ),
             unit="none",
             width=24,
-            height=11,
+            height=15,
             empty="of what is seen no job hangs, and none is a zombie",
             fills="deadlock",
         ),
@@ -305,28 +306,34 @@ _CALL = Row(
             kind=Table(
                 (
                     Column(
-                        of="Value",
+                        of="A",
                         title="Severity",
                         unit="none",
-                        width=85,
+                        width=86,
                         texts=_SEVERITY,
                         words={weight: words.SEVERITIES[severity] for weight, severity in _SEVERITY.items()},
                     ),
                     Column(of="alertname", title="Alert", width=230),
-                    Column(of="job_id", title="Job", link=_LOOK, width=120),
+                    Column(of="B", title="How many", unit="none", decimals=0, width=90),
+                    Column(of="job_id", title="Job, or one of them", link=_LOOK, width=150),
                     Column(of="node", title="Node", link=TO_NODE, width=150),
                     Column(of="reason", title="Reason", width=110),
                     Column(of="user", title="User", width=100),
                     Column(of="team", title="Team", link=_TEAM, width=110),
                     Column(of="runbook", title="Runbook", link=_TO_RUNBOOK),
                 ),
-                sort="Value",
+                sort="A",
             ),
-            shows="Alerts of the packs for jobs and GPUs that fire now, and the runbook of each. Alerts on money and"
+            shows="Alerts of the packs for jobs and GPUs that fire now, one line for all of the same kind of a user and"
+            " team, and the runbook of each. Alerts on money and"
             " on the exporter itself are not among them.",
             bad="a page that nobody has taken; a ticket older than a day",
             do="what the runbook says; its first line is what to do first",
-            queries=(Query(_ALERTS),),
+            queries=(
+                Query(f"max by ({_SAME_ALERT}) ({_ALERTS})"),
+                Query(f"count by ({_SAME_ALERT}) ({_ALERTS})"),
+                Query(f"topk by ({_SAME_ALERT}) (1, {_ALERTS})"),
+            ),
             unit="none",
             width=24,
             height=8,
@@ -355,7 +362,7 @@ _RANKS = Row(
                 (
                     Column(of="job_id", title="Job", link=_LOOK, width=90),
                     Column(of="node", title="Node", link=TO_NODE),
-                    Column(of="gpu", title="GPU", width=50),
+                    Column(of="gpu", title="GPU", width=52),
                     Column(of="rank", title="Rank", width=60),
                 )
             ),
@@ -376,7 +383,7 @@ _RANKS = Row(
                 (
                     Column(of="job_id", title="Job", link=_LOOK, width=90),
                     Column(of="node", title="Node", link=TO_NODE),
-                    Column(of="gpu", title="GPU", width=50),
+                    Column(of="gpu", title="GPU", width=52),
                     Column(of="rank", title="Rank", width=60),
                     Column(of="Value", title="Waited", unit="percentunit", decimals=0, width=90, bar=words.WATCH),
                 ),
@@ -402,7 +409,7 @@ _RANKS = Row(
                     Column(of="state", title="State", words=words.STATES, width=95),
                     Column(of="reason", title="Reason", width=110),
                     Column(of="A", title="GPUs", unit="none", decimals=0, width=55),
-                    Column(of="B", title="For at least", unit="s", decimals=1, width=95),
+                    Column(of="B", title="For at least", unit="s", decimals=1, width=114),
                 ),
                 sort="B",
             ),
@@ -558,13 +565,13 @@ _EYE = Row(
             kind=Table(
                 (
                     Column(of="node", title="Node", link=TO_NODE),
-                    Column(of="gpu", title="GPU", width=50),
+                    Column(of="gpu", title="GPU", width=52),
                     Column(of="rank", title="Rank", width=60),
                     Column(of="state", title="State", words=words.STATES, width=90),
                     Column(of="reason", title="Why", width=130, texts=_WAITED_FOR, words=_STANDS_OUT),
                     Column(of="B", title="Agree", unit="percentunit", decimals=0, width=70),
                     *(
-                        Column(of=letter, title=title, unit="none", width=86, texts=_AGREES, words=_FOR_A_HANG)
+                        Column(of=letter, title=title, unit="none", width=98, texts=_AGREES, words=_FOR_A_HANG)
                         for letter, title in zip(_LETTERS, _SIGNS.values(), strict=True)
                     ),
                 ),

@@ -255,6 +255,15 @@ def test_every_table_has_a_way_on(board: Board, panel: Panel) -> None:  # noqa: 
 
 
 @OF_PANELS
+def test_headings_fit_their_columns(board: Board, panel: Panel) -> None:  # noqa: ARG001
+    """Seven pixels a letter of Grafana's font at most, the cell's padding, and the arrow of what is sorted by."""
+    for column in columns(panel):
+        arrow = 16 if isinstance(panel.kind, Table) and column.of == panel.kind.sort else 0
+        needed = 7 * len(column.title) + 14 + arrow
+        assert not column.width or column.width >= needed, f"{panel.title}: {column.title} needs {needed}"
+
+
+@OF_PANELS
 def test_what_a_link_reads_of_its_row_is_a_column(board: Board, panel: Panel) -> None:  # noqa: ARG001
     read = {name for url in links(panel) for name in re.findall(r"__data\.fields\.(\w+)", url)}
     assert read <= {column.of for column in columns(panel)}

@@ -112,8 +112,13 @@ ROWS = (
         worth=lambda played: ago(job(played, "41001").worked_at, played),
     ),
     Expected(
-        panel="Firing alerts on jobs and GPUs", scenario="deadlock", where={"alertname": "JobDeadlocked"} | STUCK,
+        panel="Firing alerts on jobs and GPUs", scenario="deadlock", letter="C",
+        where={"alertname": "JobDeadlocked", "runbook": "JobDeadlocked"} | STUCK,
         worth=lambda played: TICKET * (played.states()["hung"] > 0), within=0,
+    ),
+    Expected(
+        panel="Firing alerts on jobs and GPUs", scenario="fleet", letter="B", within=0,
+        where={"alertname": "GPUZombie", "user": "grace"}, worth=in_state("zombie"),
     ),
     Expected(
         panel="Culprits of hangs", scenario="deadlock", where=STUCK | {"gpu": "0"}, within=0,
