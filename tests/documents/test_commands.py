@@ -29,6 +29,7 @@ from tests.alerts.promql import parse
 from tests.documents.blocks import LANGUAGES, RECORDS, ROOT, Block, blocks, commands, every_block, prose
 from tests.documents.ours import NAMES, arguments, calls, of_block, quoted
 from tests.each import each
+from tests.kubernetes import schemas
 from tests.test_documents import PAGES
 
 BLOCKS = every_block()
@@ -197,6 +198,10 @@ def _fault_of(tree: Any) -> str:
         msgspec.convert(tree, WebConfigFile)
         return ""
     values = yaml.safe_load((ROOT / "helm/gpu-efficiency/values.yaml").read_text(encoding="utf-8"))
+    if set(tree) >= {"apiVersion", "kind"}:
+        for version in ("1.27", "1.34"):
+            schemas.validate(tree, version, strict=True)
+        return ""
     known = set(tree) in _PROMETHEUS or set(tree) <= set(values)
     return "" if known else f"neither Prometheus', nor the chart's, nor the web configuration: {sorted(tree)}"
 

@@ -43,7 +43,7 @@ ALLOWED = {
     "default": Mode(0, KUBELET),
     "gpu-operator": Mode(0, KUBELET, gpus=False),
     "dcgm-exporter": Mode(0, KUBELET, gpus=False),
-    "gke": Mode(0, KUBELET, gpus=False),
+    "gke": Mode(0, KUBELET | {"hostNetwork"}, gpus=False),
     "eks": Mode(0, KUBELET),
     "aks": Mode(0, KUBELET),
     "bare": Mode(0, frozenset({"hostPath /data/kubelet/pod-resources", PAUSE, STORE})),
