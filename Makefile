@@ -2,7 +2,7 @@
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help dist version workflows release run check lint quick test-pythons core others test installed slurm-trees image-parts checks collected rules prometheus-3 skips packages mutants bench accuracy docs site \
+.PHONY: help dist version workflows release run check lint quick test-pythons test-kubernetes core others test installed slurm-trees image-parts checks collected rules prometheus-3 skips packages mutants bench accuracy docs site \
   dashboards pictures goldens proto lock clean
 
 # Tests start hundreds of interpreters: without bytecode each of them would compile the exporter anew.
@@ -19,7 +19,7 @@ PIP_COMPILE := CUSTOM_COMPILE_COMMAND="make lock" $(BIN)/pip-compile --quiet --u
   --strip-extras --no-emit-index-url --no-emit-find-links --no-emit-trusted-host --no-emit-options
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 run: .venv/.runtime ## watch this node's GPUs; without any, a simulated node
 	@trap 'exit 0' INT TERM; \
@@ -39,7 +39,7 @@ lint: .venv/.installed
 	$(BIN)/python -m dashboards.build --check
 
 # Markers of tests that a target of their own runs; pyproject.toml explains each.
-APART := benchmark or mutation
+APART := benchmark or mutation or kubernetes
 # Files stay whole: many share a server or a simulated fleet. Their order: tests/conftest.py.
 SPREAD := --dist loadfile --no-loadscope-reorder
 PYTEST := $(BIN)/pytest -q $(SPREAD)
@@ -97,6 +97,12 @@ rules:
 	shellcheck exporter/data/*.sh .ci/packages .ci/run
 	promtool check rules alerts/*.yaml
 	promtool test rules alerts/tests/*.yaml
+
+# Built once, in .cache/kubernetes, from the Go modules of tests/kubernetes/real/go.mod; Go itself must be on the PATH.
+test-kubernetes: .venv/.installed ## the chart and the clients on a real API server, with the real helm: ten minutes, after half an hour's build
+	@.ci/packages openssl
+	$(BIN)/python -m tests.kubernetes.real.build
+	$(BIN)/pytest -q -m kubernetes -n 0 tests/kubernetes/real
 
 prometheus-3: .venv/.installed ## our rules and scrapes in Prometheus 3, Debian unstable's: three minutes
 	$(BIN)/python -m tests.prometheus3
