@@ -5,7 +5,7 @@ the other (kubernetes/kubelet pkg/apis/podresources/v1/api.proto).
 """
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -13,17 +13,16 @@ from typing import Any
 import grpc
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
-_STRING, _INT64, _UINT64, _MESSAGE = (
+STRING, _INT64, _UINT64, _MESSAGE = (
     descriptor_pb2.FieldDescriptorProto.TYPE_STRING,
     descriptor_pb2.FieldDescriptorProto.TYPE_INT64,
     descriptor_pb2.FieldDescriptorProto.TYPE_UINT64,
     descriptor_pb2.FieldDescriptorProto.TYPE_MESSAGE,
 )
 _MESSAGES: dict[str, dict[str, tuple[int, Any]]] = {
-    # Name: field: number, type; a list of one type repeats it.
     "ListPodResourcesRequest": {},
     "ListPodResourcesResponse": {"pod_resources": (1, ["PodResources"])},
-    "GetPodResourcesRequest": {"pod_name": (1, _STRING), "pod_namespace": (2, _STRING)},
+    "GetPodResourcesRequest": {"pod_name": (1, STRING), "pod_namespace": (2, STRING)},
     "GetPodResourcesResponse": {"pod_resources": (1, "PodResources")},
     "AllocatableResourcesRequest": {},
     "AllocatableResourcesResponse": {
@@ -32,56 +31,57 @@ _MESSAGES: dict[str, dict[str, tuple[int, Any]]] = {
         "memory": (3, ["ContainerMemory"]),
     },
     "PodResources": {
-        "name": (1, _STRING),
-        "namespace": (2, _STRING),
+        "name": (1, STRING),
+        "namespace": (2, STRING),
         "containers": (3, ["ContainerResources"]),
         "cpu_ids": (4, [_INT64]),
         "memory": (5, ["ContainerMemory"]),
     },
     "ContainerResources": {
-        "name": (1, _STRING),
+        "name": (1, STRING),
         "devices": (2, ["ContainerDevices"]),
         "cpu_ids": (3, [_INT64]),
         "memory": (4, ["ContainerMemory"]),
         "dynamic_resources": (5, ["DynamicResource"]),
     },
-    "ContainerMemory": {"memory_type": (1, _STRING), "size": (2, _UINT64), "topology": (3, "TopologyInfo")},
+    "ContainerMemory": {"memory_type": (1, STRING), "size": (2, _UINT64), "topology": (3, "TopologyInfo")},
     "TopologyInfo": {"nodes": (1, ["NUMANode"])},
     "NUMANode": {"ID": (1, _INT64)},
-    "ContainerDevices": {"resource_name": (1, _STRING), "device_ids": (2, [_STRING]), "topology": (3, "TopologyInfo")},
+    "ContainerDevices": {"resource_name": (1, STRING), "device_ids": (2, [STRING]), "topology": (3, "TopologyInfo")},
     "DynamicResource": {
-        "class_name": (1, _STRING),
-        "claim_name": (2, _STRING),
-        "claim_namespace": (3, _STRING),
+        "class_name": (1, STRING),
+        "claim_name": (2, STRING),
+        "claim_namespace": (3, STRING),
         "claim_resources": (4, ["ClaimResource"]),
     },
     "ClaimResource": {
         "cdi_devices": (1, ["CDIDevice"]),
-        "driver_name": (2, _STRING),
-        "pool_name": (3, _STRING),
-        "device_name": (4, _STRING),
-        "share_id": (5, _STRING),
+        "driver_name": (2, STRING),
+        "pool_name": (3, STRING),
+        "device_name": (4, STRING),
+        "share_id": (5, STRING),
     },
-    "CDIDevice": {"name": (1, _STRING)},
+    "CDIDevice": {"name": (1, STRING)},
 }
 
 
-def _classes() -> dict[str, Any]:
-    file = descriptor_pb2.FileDescriptorProto(name="podresources.proto", package="v1", syntax="proto3")
-    for message, fields in _MESSAGES.items():
+def message_classes(package: str, messages: Mapping[str, Mapping[str, tuple[int, Any]]]) -> dict[str, Any]:
+    """Return protobuf's classes of messages: name, and by field its number and type; a list of one type repeats it."""
+    file = descriptor_pb2.FileDescriptorProto(name=f"{package}.proto", package=package, syntax="proto3")
+    for message, fields in messages.items():
         described = file.message_type.add(name=message)
         for name, (number, kind) in fields.items():
             one: Any = kind[0] if isinstance(kind, list) else kind
             field = described.field.add(name=name, number=number, label=3 if isinstance(kind, list) else 1)
             field.type = _MESSAGE if isinstance(one, str) else one
             if isinstance(one, str):
-                field.type_name = f".v1.{one}"
+                field.type_name = f".{package}.{one}"
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
-    return {name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"v1.{name}")) for name in _MESSAGES}
+    return {name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{package}.{name}")) for name in messages}
 
 
-MESSAGES = _classes()
+MESSAGES = message_classes("v1", _MESSAGES)
 
 
 def devices(resource: str, *ids: str) -> Any:

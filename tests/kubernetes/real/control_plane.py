@@ -69,6 +69,12 @@ class ControlPlane:
         self._api_server.process.kill()
         self._api_server.process.wait()
 
+    def start_scheduler(self, stack: ExitStack) -> None:
+        """Start kube-scheduler, which binds pods to nodes until `stack` ends."""
+        flags = (f"--kubeconfig={self.kubeconfig}", "--leader-elect=false", "--bind-address=127.0.0.1")
+        words = [f"{FOLDER / 'kube-scheduler'}", *flags, f"--secure-port={free_port()}"]
+        stack.enter_context(running(words, self.folder / "kube-scheduler.log", environment()))
+
     def compact(self) -> None:
         """Make etcd forget all but the newest revision of each object."""
         with httpx.Client(base_url=self.etcd_url, trust_env=False, timeout=60) as client:
