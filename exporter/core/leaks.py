@@ -20,7 +20,7 @@ from exporter.core.pipes import TENSOR as TENSOR_PIPE
 from exporter.core.pipes import pipe_activity
 from exporter.core.policy import Policy
 from exporter.core.serving import ServingShares
-from exporter.core.timers import BEGINNING, LAUNCHES, NO_SIGNS, RESTARTED, SAVING, STARVED, STEADY
+from exporter.core.timers import BEGINNING, LAUNCHES, NO_SIGNS, RESTARTED, SAVING, STARVED, STEADY, has_gaps
 from exporter.core.workload import (
     BUBBLE,
     CHECKPOINT,
@@ -90,9 +90,19 @@ class Span(Struct, gc=False):
     """What is left of slack after exposed communication, over what the estimate would have left."""
 
     def reported(self, balance: int, estimate: int = 0) -> int:
-        """What the balance still covers, ppm; `estimate` if it was never reported."""
+        """What the balance still covers, ppm; `estimate` if it was never reported.
+
+        Gaps between launches look like waiting for a phase. Of them a phase takes only what longer waits have left.
+        """
         credit = self.credit
-        return estimate if credit is None or balance not in credit.known else credit.available(balance, self.ms)
+        if credit is None or balance not in credit.known:
+            return estimate
+        return credit.available(balance, self.ms, beyond_last=self.launching)
+
+    @property
+    def launching(self) -> bool:
+        """Its kernels are small and wait for the CPU that launches them."""
+        return LAUNCHES in self.signs and has_gaps(self.ev, self.policy)
 
     @property
     def times_phases(self) -> bool:
@@ -138,7 +148,6 @@ def detect_exposed_communication(span: Span, left: int) -> int:
         return 0
     if span.spinning:
         return left
-    launches = LAUNCHES in span.signs
     estimate = estimate_of(span)
     estimated = span.most_communication = min(left + span.polled, span.owned(estimate.value))
     amount = estimated - min(estimated, span.polled)
@@ -147,7 +156,7 @@ def detect_exposed_communication(span: Span, left: int) -> int:
         span.scale = (left - amount) / (left - estimated) if left > estimated else 0.0
     else:
         span.exposed = estimate
-        if span.timed is None and not launches:
+        if span.timed is None and not span.launching:
             most = estimate.value + (1.0 - span.levels.trust) * (estimate.high - estimate.value)
             span.most_communication = min(left + span.polled, span.owned(most))
     span.communication = estimated
@@ -156,8 +165,7 @@ def detect_exposed_communication(span: Span, left: int) -> int:
 
 def estimate_of(span: Span) -> Estimate:
     """The estimate of the time in which only communication kernels ran."""
-    launches = LAUNCHES in span.signs
-    return estimate_communication(span.ev, span.levels, span.policy, span.timed, launches=launches)
+    return estimate_communication(span.ev, span.levels, span.policy, span.timed, launches=span.launching)
 
 
 def detect_pipeline_bubble(span: Span, left: int) -> int:
@@ -183,6 +191,8 @@ def detect_host_overhead(span: Span, left: int) -> int:
     ev, policy, even = span.ev, span.policy, STEADY in span.signs
     if not policy.host_bound_engine_low <= ev.engine <= policy.host_bound_engine_high:
         return 0
+    if span.launching:
+        return left
     small = ev.sm is not None and ev.sm < policy.small_kernel_share * ev.engine
     if span.times_phases and (even or small):
         return left
@@ -375,8 +385,9 @@ LEAKS: tuple[Leak, ...] = (
         pools=(WAIT, SLACK), evidence="engine", signs=(REPORTING,), team="serving",
         detector=lambda span, left: left * span.shares.empty_slots // PPM,
         watch="batch fill, queue time", fix="continuous batching; raise the batch limit", colour="#BB4999"),
-    Leak("host_overhead", "ectr", "gaps between short kernels: the GPU waits for the CPU to launch the next one",
-        pools=(WAIT,), evidence="estimated", detector=detect_host_overhead, signs=(STEADY, REPORTING), team="training",
+    Leak("host_overhead", "ectr", "gaps between kernels in which the GPU waits for the CPU to launch the next one",
+        pools=(WAIT,), evidence="estimated", detector=detect_host_overhead, signs=(STEADY, LAUNCHES, REPORTING),
+        team="training",
         watch="share of time in which small kernels wait for the CPU",
         fix="CUDA graphs, compilation, fused kernels, a faster host loop",
         colour="#FF9ED8"),

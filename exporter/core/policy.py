@@ -124,7 +124,7 @@ class Policy(Struct, frozen=True, forbid_unknown_fields=True):
     small_kernel_share: Ratio = 0.5
     """E: sm_active / engine below this: kernels too small"""
     launch_bound_sm: Ratio = 0.65
-    """E: likewise of a minute of even gaps between kernels, in which some kernels are large, as the optimiser's"""
+    """E: likewise of a reading with even gaps between kernels, of which some are large, as the optimiser's"""
 
     link_busy: Ratio = 0.1
     """E: link rate / capacity, per engine activity, of a communication second"""

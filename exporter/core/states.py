@@ -108,7 +108,7 @@ def split_at_changes(
             timers.startup_work += (stop - now) // MS * ev.own_work
         timers.work_done += (stop - now) // MS * ev.work
         timers.tensor_work += (stop - now) // MS * ev.ofu
-        timers.add_to_minute(ev, now, stop)
+        timers.add_to_minute(ev, now, stop, criteria.policy)
         now = stop
         if now == minute_end:
             timers.end_minute(criteria)

@@ -26,8 +26,12 @@ LAUNCHES = "launches"
 """Indicators that a single reading cannot show: the owner has not worked yet; its processes are others than those that
 worked; it copied state to the host and has not worked since; in the last full minute, more data came
 from the host than went to it, and kernels that fill the SMs used it; in the last full minute, engine activity was
-even; and it was partial, with kernels that leave SMs idle: they wait for the CPU that launches them."""
+even; and for a part of it, it was evenly partial, with kernels that leave SMs idle: they wait for the CPU that
+launches them."""
 NO_SIGNS: frozenset[str] = frozenset()
+_LAUNCHES_SHARE, _LAUNCHES_SPREAD = 0.1, 0.12
+"""E: share of a minute that must be so, and how much engine activity may vary in it. The edges between work and waiting
+are less, and waiting that differs from step to step varies more."""
 
 
 @dataclass(slots=True, eq=False)
@@ -119,6 +123,9 @@ class GpuTimers:
     used_sum: int = 0
     arrived_sum: int = 0
     work_sum: int = 0
+    gapped: int = 0
+    gapped_sum: int = 0
+    gapped_squares: int = 0
     """Sums over the current minute, weighted by milliseconds."""
     memory: float = 0.0
     memory_before: float = 0.0
@@ -269,9 +276,10 @@ class GpuTimers:
     def _begin_minute(self) -> None:
         self.seen = self.engine_sum = self.engine_squares = 0
         self.sm_sum = self.input_sum = self.used_sum = self.arrived_sum = self.work_sum = 0
+        self.gapped = self.gapped_sum = self.gapped_squares = 0
         self.memory_before = self.memory
 
-    def add_to_minute(self, ev: Evidence, start: int, end: int) -> None:
+    def add_to_minute(self, ev: Evidence, start: int, end: int, policy: Policy) -> None:
         """Add [start, end), which lies within one minute, to the current minute."""
         ms = (end - start) // MS
         engine = PPM - ev.wait
@@ -281,6 +289,10 @@ class GpuTimers:
         self.work_sum += ms * ev.own_work
         if ev.spin == NO_SPIN:
             self.used_sum += ms * engine
+        if has_gaps(ev, policy):
+            self.gapped += ms
+            self.gapped_sum += ms * engine
+            self.gapped_squares += ms * engine * engine
         if ev.sm:
             self.sm_sum += ms * int(ev.sm * PPM)
         if ev.pcie_rx:
@@ -314,19 +326,28 @@ class GpuTimers:
 
     def _minute_signs(self, policy: Policy) -> frozenset[str]:
         mean = self.engine_sum / self.seen
-        spread = sqrt(max(0.0, self.engine_squares / self.seen - mean * mean)) / PPM
+        even = _spread(self.engine_sum, self.engine_squares, self.seen) <= policy.flat_spread
         starved = (
             self.input_sum >= policy.input_bytes_per_second * self.seen
             and mean >= policy.input_engine * PPM
             and self.sm_sum >= policy.small_kernel_share * self.engine_sum
         )
-        even = spread <= policy.flat_spread
-        launches = (
-            even
-            and policy.host_bound_engine_low * PPM <= mean < policy.host_gap_engine * PPM
-            and self.sm_sum < policy.launch_bound_sm * self.engine_sum
+        launches = self.gapped >= _LAUNCHES_SHARE * self.seen and (
+            even or _spread(self.gapped_sum, self.gapped_squares, self.gapped) <= _LAUNCHES_SPREAD
         )
         return frozenset(compress((STARVED, STEADY, LAUNCHES), (starved, even, launches)))
+
+
+def _spread(total: int, squares: int, ms: int) -> float:
+    """Standard deviation of the activity in `ms` milliseconds with that sum and sum of squares; ppm -> 0-1."""
+    mean = total / ms
+    return sqrt(max(0.0, squares / ms - mean * mean)) / PPM
+
+
+def has_gaps(ev: Evidence, policy: Policy) -> bool:
+    """Whether kernels that leave SMs idle run for a part of a reading."""
+    partial = policy.host_bound_engine_low <= ev.engine < policy.host_gap_engine
+    return partial and ev.sm is not None and ev.sm < policy.launch_bound_sm * ev.engine
 
 
 def _input_rate(received: float, sent: float) -> int:

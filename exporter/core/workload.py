@@ -41,6 +41,8 @@ FULL_RECOMPUTE = PPM // 4
 """Recomputation's share of tensor work: the second forward pass is 2 of 8 FLOPs per parameter and token."""
 _LONGEST_INTERVAL = 300 * SECOND
 """Longest configurable time between two readings."""
+_MEMORY = 3600 * SECOND
+"""E: a job saves, or evaluates, more often."""
 _MAX_SKEW = 10 * SECOND
 """E: upper bound of the skew between reports, readings and the GPU's kernel queue."""
 
@@ -59,6 +61,8 @@ class WorkloadCredit(Struct, eq=False):
 
     credit: list[int] = field(default_factory=lambda: [0] * 9)
     """Nanoseconds of this GPU by balance."""
+    last: list[int] = field(default_factory=lambda: [0] * 9)
+    """The part of them that the last report added."""
     accrued: list[int] = field(default_factory=lambda: [0] * 9)
     """The part of them added by an open phase since the last report."""
     known: set[int] = set()
@@ -76,6 +80,9 @@ class WorkloadCredit(Struct, eq=False):
     """When the last report expires."""
     report_interval: int = 0
     """Recent maximum of nanoseconds between reports."""
+    longest_interval: int = 0
+    longest_at: int = NEVER
+    """The longest of about an hour, and when it ended: a job that saved for minutes will do so again."""
     booking_interval: int = 0
     """Recent maximum of nanoseconds booked at a time."""
     unobserved: int = 0
@@ -132,7 +139,10 @@ class WorkloadCredit(Struct, eq=False):
     def _update_interval(self, duration: int, at: int, *, age: int) -> None:
         self.report_interval = max(duration, self.report_interval // 2)
         self.booking_interval = max(self.booking_interval, min(age, _LONGEST_INTERVAL))
-        self.stale_at = at + max(60 * SECOND, 3 * self.report_interval)
+        if duration >= self.longest_interval or at - self.longest_at > _MEMORY:
+            self.longest_interval, self.longest_at = duration, at
+        longest = self.longest_interval + self.longest_interval // 2
+        self.stale_at = at + max(60 * SECOND, 3 * self.report_interval, longest)
         self.flops_until = at + self.report_interval + self.report_interval // 2 + 2 * SECOND
 
     def _settle_report(
@@ -147,9 +157,8 @@ class WorkloadCredit(Struct, eq=False):
             if balance in {STARTUP, RESTORE}:
                 booked = min(nanoseconds, measured)
                 nanoseconds, measured = nanoseconds - booked, measured - booked  # noqa: PLW2901
-            self._add(
-                balance, round(nanoseconds * seen) * weight // PPM - self.accrued[balance], room=room * weight // PPM
-            )
+            self.last[balance] = round(nanoseconds * seen) * weight // PPM
+            self._add(balance, self.last[balance] - self.accrued[balance], room=room * weight // PPM)
             self.accrued[balance] = 0
         peak = peak_flops_of(device, report.dtype)
         if report.model_flops is None or not peak:
@@ -235,9 +244,9 @@ class WorkloadCredit(Struct, eq=False):
         share = tensor * self.recompute // PPM * ms
         self._add(RECOMPUTATION, share, room=self._max_balance() // MS * share // ms if ms else 0)
 
-    def available(self, balance: int, ms: int) -> int:
-        """The balance in parts per million of `ms` milliseconds; 0 if negative."""
-        credit = self.credit[balance]
+    def available(self, balance: int, ms: int, *, beyond_last: bool = False) -> int:
+        """The balance in parts per million of `ms` milliseconds; 0 if negative. `beyond_last`: of earlier reports."""
+        credit = self.credit[balance] - (self.last[balance] if beyond_last else 0)
         return credit // ms if credit > 0 else 0
 
     def spend(self, balance: int, ppm: int, ms: int) -> None:

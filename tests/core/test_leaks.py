@@ -21,11 +21,15 @@ from exporter.core.leaks import (
     Span,
     split_into_leaks,
 )
-from exporter.core.model import PPM, State
+from exporter.core.ledger import Ledger
+from exporter.core.model import PPM, SECOND, State
+from exporter.core.pipeline import advance
 from exporter.core.policy import Policy
 from exporter.core.timers import BEGINNING, NO_SIGNS, RESTARTED, SAVING, STARVED, STEADY
 from exporter.core.workload import CHECKPOINT, DATA, MODEL, RESTORE, STARTUP, WorkloadCredit
-from tests.worlds import H100, RESTING, SPINNING, WORKING, device, reading
+from tests.worlds import H100, RESTING, SPINNING, WORKING, device, first, held, reading, seen
+
+HOST_OVERHEAD = leaks.LEAK_NAMES.index("host_overhead")
 
 POLICY = Policy()
 
@@ -181,6 +185,30 @@ def test_a_slow_host_shows_as_even_gaps_that_are_short_or_between_small_kernels(
     )
     assert ("host_overhead" in shares) == host
     assert shares["host_overhead" if host else "unattributed_stall"] == pytest.approx(1 - engine)
+
+
+@pytest.mark.parametrize(("sm", "seconds", "engines", "host"), [
+    (0.5, 12, (0.5, 0.5), True),
+    (0.7, 12, (0.5, 0.5), False),
+    (0.5, 5, (0.5, 0.5), False),
+    (0.5, 12, (0.31, 0.89), False),
+    (0.5, 12, (0.2, 0.2), False),
+])  # fmt: skip
+def test_steps_of_small_kernels_between_others_wait_for_their_launches(
+    sm: float, seconds: int, engines: tuple[float, float], host: bool
+) -> None:
+    """In a minute some seconds have even gaps between kernels that leave SMs idle; in the others the GPU is busy."""
+    ledger, busy = Ledger(), WORKING | {"gr_engine_active": 1.0}
+    advance(ledger, first([device()], [held(gpus=2, start=-60.0)]))
+    for at in range(1, 181):
+        engine = engines[at % 2]
+        small = {"gr_engine_active": engine, "sm_active": sm * engine, "tensor_active": 0.02, "dram_active": 0.05}
+        advance(ledger, seen(at, reading(at - 1, at, busy | (small if (at - 1) % 60 < seconds else {}))))
+        if at == 120:
+            before = ledger.gpus["GPU-0"].book.parts[HOST_OVERHEAD]
+    spent = ledger.gpus["GPU-0"].book.parts[HOST_OVERHEAD] - before
+    waited = sum(1 - engines[at % 2] for at in range(121, 121 + seconds))
+    assert spent / SECOND == pytest.approx(waited if host else 0.0)
 
 
 @pytest.mark.parametrize(

@@ -345,6 +345,54 @@ def test_a_word_that_is_too_old_holds_no_more() -> None:
     assert "data_stall" not in found
 
 
+def test_a_job_that_saved_for_minutes_is_expected_to_do_so_again() -> None:
+    """It reports each save of 150 s only after it, so that the second is booked from what the first has left.
+
+    Half as long again as the longest interval between reports of the last hour, this is believed.
+    """
+    ledger = opened()
+    for begun in (2, 182):
+        for at in range(begun, begun + 150):
+            second(ledger, at, RESTING)
+        before = parts(ledger)
+        second(ledger, begun + 150, WORKING, said(begun, begun + 150, phases={"checkpoint": 150.0}))
+        for at in range(begun + 151, begun + 180, 5):
+            advance(ledger, replace(seen(at + 5, reading(at, at + 5)), reports=(said(at - 1, at),)))
+    assert before["checkpoint"] / S == pytest.approx(150.0, abs=5.0)
+    later = opened()
+    advance(later, replace(seen(101, reading(1, 101)), reports=(said(1, 101),)))
+    advance(later, seen(3990, reading(101, 3990)))
+    for at in range(3991, 4001):
+        second(later, at, WORKING, said(at - 1, at, phases={"data": 0.9}))
+    before = parts(later)
+    advance(later, seen(4100, reading(4070, 4100, HALF)))
+    assert "data_stall" not in lost(later, before), "an hour later it is forgotten"
+
+
+SMALL: dict[str, Any] = WORKING | {
+    "gr_engine_active": 0.5, "sm_active": 0.25, "tensor_active": 0.02, "dram_active": 0.05, "fp32_active": 0.0,
+}  # fmt: skip
+"""Half of the time kernels run that fill half of the SMs."""
+
+
+@pytest.mark.parametrize(("idle", "gaps", "data"), [(4, 4, 0), (0, 8, 0.5)])
+def test_gaps_between_launches_are_waiting_for_input_only_if_nothing_else_is(idle: int, gaps: int, data: float) -> None:
+    """In each twenty seconds four are reported as waiting for input: those without a kernel, or else the gaps'."""
+    ledger, busy = opened(), WORKING | {"gr_engine_active": 1.0}
+    for turn in range(12):
+        begun = 1 + 20 * turn
+        if turn == 6:
+            before = parts(ledger)
+        for at in range(begun + 1, begun + 21):
+            place = at - begun
+            signals = SMALL if place <= gaps else RESTING if place <= gaps + idle else busy
+            told = (said(begun - 20, begun, phases={"data": 4.0}),) if place == 1 and turn else ()
+            second(ledger, at, signals, *told)
+    found = lost(ledger, before)
+    assert found["data_stall"] == pytest.approx(6 * 4.0, abs=1.0)
+    assert found.get("host_overhead", 0.0) == pytest.approx(6 * gaps * (0.5 - data), abs=1.5)
+
+
 def test_tensor_work_after_the_last_interval_is_not_held_against_a_job() -> None:
     """The next report is late by more than half an interval and two seconds: an evaluation, perhaps."""
     ledger = opened()
