@@ -24,6 +24,7 @@ from tests.kubernetes.cluster import NODE, gpu_uuid
 from tests.kubernetes.cluster import node as node_of_kubernetes
 from tests.nvml_stub.build import LIBRARY
 from tests.nvml_stub.build import build as build_nvml
+from tests.waiting import PATIENCE
 
 PACE = ("--sampling.interval-seconds", "0.1")
 UUIDS = tuple(f"GPU-00000000-0000-0000-0000-{number:012}" for number in range(2))
@@ -113,7 +114,7 @@ class Node:
         line = ("install-check", "--json", *PACE, *words)
         start = [sys.executable, "-c", _AS_NOBODY, *line] if nobody else command(*line)
         done = subprocess.run(
-            start, env=self.environ, capture_output=True, text=True, timeout=60, check=False,
+            start, env=self.environ, capture_output=True, text=True, timeout=PATIENCE, check=False,
             cwd=self.folder,
         )  # fmt: skip
         assert done.stdout, done.stderr

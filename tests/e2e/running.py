@@ -80,12 +80,16 @@ class Page:
 
 
 class Program:
-    """A started process and the file with what it says on standard error."""
+    """A started process and the file with what it says on standard error.
+
+    A daemon keeps its history beside that file, not in /var/lib, where those of other tests and runs would find it.
+    """
 
     def __init__(self, words: list[str], said: Path, env: Mapping[str, str]) -> None:
         self.said = said
+        env = {"STATE_DIRECTORY": f"{said.parent}"} | dict(env)
         with said.open("wb") as file:
-            self.process = subprocess.Popen(words, stdout=file, stderr=file, env=dict(env), cwd=said.parent)
+            self.process = subprocess.Popen(words, stdout=file, stderr=file, env=env, cwd=said.parent)
 
     def log(self) -> str:
         return self.said.read_text(encoding="utf-8", errors="replace")
@@ -172,7 +176,7 @@ def environment(**more: str) -> dict[str, str]:
 
     Nor is the size of a terminal kept, which pytest's workers are told: a program on another would believe it.
     """
-    strange = ("GPU_EFFICIENCY_", "NVML_STUB", "LD_LIBRARY", "COLUMNS", "LINES")
+    strange = ("GPU_EFFICIENCY_", "NVML_STUB", "LD_LIBRARY", "STATE_DIRECTORY", "COLUMNS", "LINES")
     kept = {k: v for k, v in os.environ.items() if not k.startswith(strange)}
     return kept | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"} | more
 

@@ -82,10 +82,14 @@ class Node:
         env = {"PATH": os.environ["PATH"], "SLURM_JOB_ID": JOB, "OMP_NUM_THREADS": "1"}
         env["GPU_EFFICIENCY_SOCKET"] = f"{self.folder}/report.sock"
         with subprocess.Popen(["sh", "-c", wait, f"{go}", *map(str, line)], env=env, cwd=self.folder) as trainer:
-            self.lists(trainer.pid)
-            served.after(4)
-            go.touch()
-            assert trainer.wait(timeout=200) == status
+            try:
+                self.lists(trainer.pid)
+                served.after(4)
+                go.touch()
+                assert trainer.wait(timeout=200) == status
+            except BaseException:
+                trainer.kill()  # else the block would wait for it
+                raise
         self.lists()
         served.after(3)
 

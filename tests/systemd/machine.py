@@ -33,6 +33,7 @@ mount -t tmpfs machine "$1"
 mkdir "$1/upper" "$1/work" "$1/root"
 mount -t overlay overlay -o "lowerdir=/,upperdir=$1/upper,workdir=$1/work" "$1/root"
 cd "$1/root"
+rm -rf var/lib/gpu-efficiency etc/gpu-efficiency
 mount -t proc proc proc
 sed '/^Character/a 195 nvidia\\n195 nvidiactl' /proc/devices > "$1/devices"
 mount --bind "$1/devices" proc/devices
