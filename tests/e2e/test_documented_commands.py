@@ -51,6 +51,8 @@ class World(Struct, frozen=True):
         if "--ca-file" in made:  # the demo has no TLS
             at = made.index("--ca-file")
             del made[at : at + 2]
+        if "--bundle" in made:  # it overwrites nothing
+            made[made.index("--bundle") + 1] = "report.tar.gz"
         if words[0] in SIMULATED:
             made.append("--simulated")
         if words[0] == "report" and not {"--node", "--store", "--prometheus"} & set(made):
