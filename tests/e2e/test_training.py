@@ -81,6 +81,7 @@ class Node:
         line = [PYTHON, self.folder / "transformer.py", self.folder, "--every", EVERY, *words]
         env = {"PATH": os.environ["PATH"], "SLURM_JOB_ID": JOB, "OMP_NUM_THREADS": "1"}
         env["GPU_EFFICIENCY_SOCKET"] = f"{self.folder}/report.sock"
+        self.began = time.monotonic()
         with subprocess.Popen(["sh", "-c", wait, f"{go}", *map(str, line)], env=env, cwd=self.folder) as trainer:
             try:
                 self.lists(trainer.pid)
@@ -124,7 +125,8 @@ def test_what_a_real_loop_did_is_what_the_daemon_says(node: Node) -> None:
     heard = next(each for each in first["history"] if each["step"] == int(told(crashed, "step")))
     counts(page, heard, second)
     phases(page, first, second)
-    ledger(page, first, second, float(page.total("job_paid_seconds_total", job_id=JOB)))
+    paid = float(page.total("job_paid_seconds_total", job_id=JOB))
+    ledger(page, first, second, paid, until_step=second["history"][0]["at"] - node.began)
     assert float(page.total("workload_messages_total", outcome="taken")) > 20
     refused = [
         labels for labels, count in page.rows("workload_messages_total") if count and labels["outcome"] != "taken"
@@ -172,7 +174,7 @@ def phases(page: Page, first: dict[str, Any], second: dict[str, Any]) -> None:
     assert told(page, "goodput_ratio") == pytest.approx(good / elapsed, rel=0.05)
 
 
-def ledger(page: Page, first: dict[str, Any], second: dict[str, Any], paid: float) -> None:
+def ledger(page: Page, first: dict[str, Any], second: dict[str, Any], paid: float, *, until_step: float) -> None:
     """The GPU waited 40 % of the time: phases were booked on that as they were told, and tensor work as FLOPs.
 
     Of the tensor work in steps what the FLOPs account for is useful or rework, the rest recomputation, as far as a
@@ -182,9 +184,8 @@ def ledger(page: Page, first: dict[str, Any], second: dict[str, Any], paid: floa
     least, most = spent(first, second, 0), spent(first, second, 1)
     for leak, phase in (("data_stall", "data"), ("checkpoint", "checkpoint")):
         assert 0.85 * least[phase] - 0.5 < booked(page, leak) < 1.15 * most[phase] + 0.5, leak
-    # What its new process waits before its first reported step is recovery, too: two seconds at least before a report.
-    longest = most["restore"] + bounds(second)["startup"][1]
-    assert least["restore"] - 0.4 < booked(page, "failure_recovery") < longest + 5.0
+    # What its new process waits before its first reported step is recovery, too, however long a busy machine takes.
+    assert least["restore"] - 0.4 < booked(page, "failure_recovery") < until_step + 2 * EVERY + 2.0
     tensor = [booked(page, name) for name in ("useful", "rework", "recomputation", "padding")]
     assert sum(tensor) == pytest.approx(TENSOR * paid, rel=0.05)
     made = [each["flops"] for each in (first, second)]
