@@ -121,6 +121,9 @@ class WorkloadCredit(Struct, eq=False):
         duration, first = report.end - report.start, MODEL not in self.known
         if duration:
             self._update_interval(duration, at, age=at - report.end)
+            if duration >= self.longest_interval or at - self.longest_at > _MEMORY:
+                self.longest_interval, self.longest_at = duration, at
+            self.stale_at = max(self.stale_at, at + self.longest_interval + self.longest_interval // 2)
             unseen, self.unobserved = self.unobserved + max(0, since - report.start), 0
             seen = max(0, duration - unseen) / duration
             self._settle_report(report, device, gpus=gpus, repeated=rework.share, seen=seen, measured=measured)
@@ -139,10 +142,7 @@ class WorkloadCredit(Struct, eq=False):
     def _update_interval(self, duration: int, at: int, *, age: int) -> None:
         self.report_interval = max(duration, self.report_interval // 2)
         self.booking_interval = max(self.booking_interval, min(age, _LONGEST_INTERVAL))
-        if duration >= self.longest_interval or at - self.longest_at > _MEMORY:
-            self.longest_interval, self.longest_at = duration, at
-        longest = self.longest_interval + self.longest_interval // 2
-        self.stale_at = at + max(60 * SECOND, 3 * self.report_interval, longest)
+        self.stale_at = at + max(60 * SECOND, 3 * self.report_interval)
         self.flops_until = at + self.report_interval + self.report_interval // 2 + 2 * SECOND
 
     def _settle_report(
