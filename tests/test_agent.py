@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from exporter.agent import agent as module
-from exporter.agent.agent import Agent, paced
+from exporter.agent.agent import Agent, paced, when_due
 from exporter.agent.sampler import Collector, Sampler
 from exporter.clock import SystemClock
 from exporter.core.model import SECOND, Fault, Health, Observation, State
@@ -682,6 +682,25 @@ def test_a_trace_comes_at_its_own_pace_times_the_speed(speed: float) -> None:
 def test_a_paced_trace_stops_in_the_middle_when_told() -> None:
     stop, came = threading.Event(), []
     for observation in paced(moments(1, 2, 3, 4), JumpClock(), stop):
+        came.append(observation.at // SECOND)
+        if len(came) == 2:
+            stop.set()
+    assert came == [1, 2]
+
+
+def test_observations_of_the_past_come_at_once_and_those_after_them_when_they_are_due() -> None:
+    """However long the past takes: a node that waited from its end on would stay as far behind."""
+    clock, stop, came = JumpClock(start=10 * SECOND), threading.Event(), []
+    for observation in when_due(moments(1, 9, 10, 11, 12, 40, 41), clock, stop):
+        came.append((observation.at // SECOND, clock.now() // SECOND))
+        if observation.at == 9 * SECOND:
+            clock.wait(35 * SECOND, stop)  # a busy machine
+    assert came == [(1, 10), (9, 10), (10, 35), (11, 35), (12, 35), (40, 40), (41, 41)]
+
+
+def test_observations_end_when_told() -> None:
+    stop, came = threading.Event(), []
+    for observation in when_due(moments(1, 2, 3, 4), JumpClock(), stop):
         came.append(observation.at // SECOND)
         if len(came) == 2:
             stop.set()

@@ -185,3 +185,12 @@ def paced(
         if stop.is_set():
             return
         yield observation
+
+
+def when_due(observations: Iterable[Observation], clock: Clock, stop: threading.Event) -> Iterator[Observation]:
+    """Yield observations whose times are those of `clock`, each when its time comes; those of the past at once."""
+    for observation in observations:
+        clock.wait(observation.at, stop)
+        if stop.is_set():
+            return
+        yield observation

@@ -12,7 +12,7 @@ from msgspec import structs
 from msgspec.structs import replace
 
 from exporter import __version__
-from exporter.agent.agent import Agent, paced
+from exporter.agent.agent import Agent, paced, when_due
 from exporter.cli.drill import (
     LIST,
     announcement,
@@ -94,9 +94,7 @@ def _serve_node(args: argparse.Namespace, config: Config, *, history: bool = Tru
         # Never in the store of a real node.
         own = structs.replace(config.history, file=_store_path(folder, writable=history))
         recorder = open_history(structs.replace(config, history=own), simulation.host)
-        return publish(
-            agent, config, lambda stop: _preroll_then_live(observations, simulation.live_from, stop), history=recorder
-        )
+        return publish(agent, config, lambda stop: when_due(observations, SystemClock(), stop), history=recorder)
 
 
 def _store_path(folder: str, *, writable: bool) -> str:
@@ -145,18 +143,6 @@ class _OwnerRules:
 
     def _masked(self, owner: Owner) -> Owner:
         return owner if self._mask is None else self._mask.owner(owner)
-
-
-def _preroll_then_live(observations: Iterator[Observation], since: int, stop: threading.Event) -> Iterator[Observation]:
-    """Yield observations up to `since` at once, then the rest in real time."""
-    held: list[Observation] = []
-    for observation in observations:
-        if observation.at > since:
-            held.append(observation)
-            break
-        yield observation
-    rest = (o for source in (held, observations) for o in source)
-    yield from paced(rest, SystemClock(), stop)
 
 
 def write_simulation(args: argparse.Namespace) -> int:
