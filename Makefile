@@ -96,7 +96,7 @@ image-parts: .venv/.installed
 rules:
 	shellcheck exporter/data/*.sh .ci/packages .ci/run
 	promtool check rules alerts/*.yaml
-	promtool test rules alerts/tests/*.yaml
+	GOGC=400 promtool test rules alerts/tests/*.yaml
 
 # Built once, in .cache/kubernetes, from the Go modules of tests/kubernetes/real/go.mod; Go itself must be on the PATH.
 # As root, in namespaces of its own: the kubelet takes folders of the machine, and nothing is left running.
