@@ -44,7 +44,7 @@ class ConnectionLimits(Struct, frozen=True):
     """Limits and timeouts of connections; docs/security.md has the table."""
 
     connections: int = 128
-    """Maximum in total; a node has a handful of clients, each with one open connection."""
+    """Maximum in total; a node has a handful of clients."""
     per_address: int = 32
     new_burst: float = 100
     """New connections of an address at once; a TLS handshake costs about a millisecond of CPU time."""
@@ -53,10 +53,15 @@ class ConnectionLimits(Struct, frozen=True):
     requests_burst: float = 100
     requests_per_second: float = 20
     """Requests of an address before each waits, once others are connected, too: a scraper sends one in seconds."""
-    newcomers_burst: float = 400
-    newcomers_per_second: float = 100
-    """The same for all addresses together that have not been served for a minute yet, once one has, and for their
-    requests, of which those above wait: handshakes and responses for a crowd leave time for a scraper's."""
+    modest_burst: float = 5
+    modest_per_second: float = 1
+    """New connections of an address that is served regularly, and requests of it, before it is one of the crowd: a
+    scraper needs no more."""
+    crowd_burst: float = 40
+    crowd_per_second: float = 20
+    """New connections of the crowd, which is all addresses that are not served regularly and all that ask for more than
+    a scraper, while another is served regularly; and their requests, of which those above wait. Their handshakes and
+    responses leave time for a scraper's."""
     handshakes: int = 32
     """Maximum of TLS handshakes in progress; for each asyncio holds a buffer of 256 KiB."""
     handshakes_per_address: int = 8
@@ -252,8 +257,10 @@ class ConnectionManager:
         self.connections: set[Connection] = set()
         self._server = server
         self._new_connections = AddressBuckets(limits.new_burst, limits.new_per_second)
-        self._newcomers = TokenBucket(limits.newcomers_burst, limits.newcomers_per_second)
-        self._newcomers_requests = TokenBucket(limits.newcomers_burst, limits.newcomers_per_second)
+        self._modest_connections = AddressBuckets(limits.modest_burst, limits.modest_per_second)
+        self._modest_requests = AddressBuckets(limits.modest_burst, limits.modest_per_second)
+        self._crowd_connections = TokenBucket(limits.crowd_burst, limits.crowd_per_second)
+        self._crowd_requests = TokenBucket(limits.crowd_burst, limits.crowd_per_second)
         self._requests = AddressBuckets(limits.requests_burst, limits.requests_per_second)
         self._refusals = AddressBuckets(limits.refusals_burst, limits.refusals_per_second)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -286,11 +293,11 @@ class ConnectionManager:
                 self._start(client_socket, peer[0], config, listener)
 
     def _admits(self, address: str) -> bool:
-        """Return whether the address, and all newcomers if it is one, may open another connection now."""
+        """Return whether the address, and the crowd if it is of it, may open another connection now."""
         now = time.monotonic()
         if not self._new_connections.bucket_of(address).take(now):
             return False
-        return not self._is_newcomer(client_network(address), now) or self._newcomers.take(now)
+        return not self._is_of_crowd(address, self._modest_connections, now) or self._crowd_connections.take(now)
 
     def _start(self, client_socket: socket.socket, address: str, config: uvicorn.Config, listener: WebListener) -> None:
         client_socket.settimeout(0)
@@ -367,10 +374,12 @@ class ConnectionManager:
         """Return whether the address was served long ago and is remembered: a scraper keeps its place in a flood."""
         return now - self._served_since.get(address, now) >= _REGULAR_SECONDS
 
-    def _is_newcomer(self, address: str, now: float) -> bool:
-        """Return whether the address is not regular and another is, for which time must be left."""
-        first = next(iter(self._served_since), address)
-        return not self.is_regular(address, now) and self.is_regular(first, now)
+    def _is_of_crowd(self, address: str, modest: AddressBuckets, now: float) -> bool:
+        """Return whether the address is not regular, or not modest, while there is a regular one to leave time for."""
+        network = client_network(address)
+        of_scraper = modest.bucket_of(address).take(now) and self.is_regular(network, now)
+        other = next((known for known in self._served_since if known != network), network)
+        return not of_scraper and other != network and self.is_regular(other, now)
 
     def request_delay(self, address: str) -> float:
         """Return the seconds that a request of that address waits: 0 while it is alone or sends few."""
@@ -378,7 +387,8 @@ class ConnectionManager:
         if all(connection.address == address for connection in self.connections):
             return 0.0
         own = self._requests.bucket_of(address).wait(now)
-        return max(own, self._newcomers_requests.wait(now)) if self._is_newcomer(address, now) else own
+        crowd = self._is_of_crowd(address, self._modest_requests, now)
+        return max(own, self._crowd_requests.wait(now)) if crowd else own
 
     def refusal_delay(self, address: str) -> float:
         """Return the seconds that a refusal to that address waits: 0 while its rate limit is not exceeded."""

@@ -216,7 +216,7 @@ def test_of_equal_addresses_the_one_that_was_served_long_ago_stays(monkeypatch: 
 
 def test_beside_a_regular_newcomers_share_one_allowance_of_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("exporter.web.server._REGULAR_SECONDS", 0.5)
-    with served(limits=limits(newcomers_burst=2, newcomers_per_second=1e-6)) as site, ExitStack() as stack:
+    with served(limits=limits(crowd_burst=2, crowd_per_second=1e-6)) as site, ExitStack() as stack:
         regular = stack.enter_context(site.line(here="127.0.0.2"))
         assert answers(regular)
         time.sleep(0.6)  # the time that makes it regular
@@ -230,7 +230,7 @@ def test_beside_a_regular_the_requests_of_newcomers_wait_for_each_other(monkeypa
     now = [0.0]
     monkeypatch.setattr("exporter.web.server.time.monotonic", lambda: now[0])
     manager = ConnectionManager(
-        uvicorn.Server(uvicorn.Config(plain_app())), ConnectionLimits(newcomers_burst=1, newcomers_per_second=2)
+        uvicorn.Server(uvicorn.Config(plain_app())), ConnectionLimits(crowd_burst=1, crowd_per_second=2)
     )
     with socket.socket() as sock:
         manager.connections.update(Connection(manager, sock, address, WebConfig()) for address in ("a", "b"))
@@ -240,6 +240,37 @@ def test_beside_a_regular_the_requests_of_newcomers_wait_for_each_other(monkeypa
         assert [manager.request_delay(address) for address in ("a", "b", "c", "b", "a")] == [0.0, 0.0, 0.5, 1.0, 0.0]
         now[0] = 63.0
         assert manager.request_delay("b") == 0.0
+
+
+def test_a_regular_that_asks_for_more_than_a_scraper_is_one_of_the_crowd(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attackers who are served for a minute, too, take no more of the time than those who are not."""
+    now = [0.0]
+    monkeypatch.setattr("exporter.web.server.time.monotonic", lambda: now[0])
+    limits = ConnectionLimits(modest_burst=2, modest_per_second=1, crowd_burst=1, crowd_per_second=2)
+    manager = ConnectionManager(uvicorn.Server(uvicorn.Config(plain_app())), limits)
+    with socket.socket() as sock:
+        manager.connections.update(Connection(manager, sock, address, WebConfig()) for address in ("a", "b"))
+        manager.note_served("a")
+        manager.note_served("b")
+        now[0] = 61.0
+        assert [manager.request_delay("b") for _ in range(5)] == [0.0, 0.0, 0.0, 0.5, 1.0], "two are a scraper's"
+        assert manager.request_delay("a") == 0.0
+        now[0] = 62.0
+        assert [manager.request_delay(address) for address in "ab"] == [0.0, 0.0]
+
+
+def test_connections_of_a_regular_that_opens_more_than_a_scraper_are_those_of_the_crowd(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("exporter.web.server._REGULAR_SECONDS", 0.5)
+    few = limits(modest_burst=1, modest_per_second=1e-6, crowd_burst=1, crowd_per_second=1e-6)
+    with served(limits=few) as site, ExitStack() as stack:
+        lines = {here: stack.enter_context(site.line(here=here)) for here in ("127.0.0.2", "127.0.0.3")}
+        assert [answers(line) for line in lines.values()] == [True, True]
+        time.sleep(0.6)  # the time that makes them regular
+        more = [stack.enter_context(site.line(here="127.0.0.3")) for _ in range(3)]
+        assert until_cut(more[-1]) == b"", "the one connection of the crowd is taken"
+        assert answers(more[0])
 
 
 def test_requests_of_an_address_wait_once_there_are_too_many_and_others_are_connected(
