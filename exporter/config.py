@@ -1,7 +1,7 @@
 """Reads the configuration: defaults, then a TOML file, then the environment, then flags; frozen once read.
 
 Owns names, types, bounds and the order of precedence. An unknown key or a wrong type is an error that names its path.
-Refuses to open any file but the one given.
+Refuses to open any file but the one given, and, once asked for it, the file of carbon intensities.
 """
 
 import os
@@ -9,15 +9,17 @@ import re
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, date, datetime, time
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Struct, defstruct, structs
 
+from exporter.carbon import MAX_GRAMS, read_hours
 from exporter.core.model import SECOND, Spec
 from exporter.core.policy import Policy
-from exporter.core.prices import ANY_MODEL, NO_PRICE, Price, Terms
+from exporter.core.prices import ANY_MODEL, NO_PRICE, CarbonIntensity, Price, Terms
 from exporter.registry import (
     SCHEDULERS,
     SOURCES,
@@ -256,15 +258,30 @@ class PriceRow(Struct, frozen=True, forbid_unknown_fields=True):
         return Price(self.per_gpu_hour, self.currency, self.model, self.pool, self.basis, since * SECOND)
 
 
-class EnergySettings(Struct, frozen=True, forbid_unknown_fields=True):
+class EnergySettings(Struct, frozen=True, forbid_unknown_fields=True, dict=True):
     """[energy]: cost and carbon dioxide emissions of a kilowatt-hour."""
 
     price_per_kwh: Annotated[float, Meta(ge=0, le=1e6)] | None = None
     """Price of a kilowatt-hour; not set: no cost of energy is reported."""
     currency: Currency = "USD"
     """Currency of price_per_kwh."""
-    grams_co2_per_kwh: Annotated[float, Meta(ge=0, le=1e5)] | None = None
-    """Carbon intensity of the grid; not set: no emissions are reported."""
+    grams_co2_per_kwh: Annotated[float, Meta(ge=0, le=MAX_GRAMS)] | None = None
+    """Carbon intensity of the grid, where carbon_intensity_file has no value; not set: it is not known there."""
+    carbon_intensity_file: str = ""
+    """CSV with the carbon intensity of each hour, as Electricity Maps exports it; empty: none. Read with this file."""
+    carbon_intensity_column: Literal["life_cycle", "direct"] = "life_cycle"
+    """Which carbon intensity of the file applies, if it has both."""
+
+    @cached_property
+    def carbon(self) -> CarbonIntensity:
+        """Carbon intensity, with the content that the file had at the first access; raises ConfigError."""
+        if not self.carbon_intensity_file:
+            return CarbonIntensity(self.grams_co2_per_kwh)
+        try:
+            hours = read_hours(Path(self.carbon_intensity_file), column=self.carbon_intensity_column)
+        except ValueError as err:
+            raise ConfigError(f"energy.carbon_intensity_file: {self.carbon_intensity_file}: {err}") from err
+        return CarbonIntensity(self.grams_co2_per_kwh, tuple(hours), tuple(hours.values()))
 
 
 class BudgetSettings(Struct, frozen=True, forbid_unknown_fields=True):
@@ -463,7 +480,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
             unknown_models=self.unknown_price_models,
             per_kwh=self.energy.price_per_kwh,
             per_kwh_currency=self.energy.currency,
-            grams_co2_per_kwh=self.energy.grams_co2_per_kwh,
+            carbon=self.energy.carbon,
             idle_budget=self.budget.idle_per_hour,
             idle_budget_currency=self.budget.currency if self.prices else NO_PRICE.currency,
             exemptions=tuple((exemption.id, exemption.reason, exemption.expiry) for exemption in self.exemptions),

@@ -133,8 +133,8 @@ def _from_named_sources(
         raise GatherError(f"no node answered: {'; '.join(response.unanswered)}")
     sources = RecordSources(
         source="nodes" if args.node else "stores", unanswered=response.unanswered, notes=response.notes,
-        energy=_energy_terms(read_config(args)) if getattr(args, "config", None) else EnergyTerms(),
     )  # fmt: skip
+    sources = _with_energy(sources, read_config(args)) if getattr(args, "config", None) else sources
     return chain(chain.from_iterable(_read_store(path, query) for path in args.store), response.records), sources
 
 
@@ -174,10 +174,8 @@ def _from_this_node(
         raise GatherError(
             f"{why}{response.unanswered[0]}; name a source with --store FILE, --node URL or --prometheus URL"
         )
-    sources = RecordSources(
-        source="nodes" if stored is None else "stores", notes=response.notes, energy=_energy_terms(config)
-    )
-    return latest_records((*(stored or ()), *response.records)), sources
+    sources = RecordSources(source="nodes" if stored is None else "stores", notes=response.notes)
+    return latest_records((*(stored or ()), *response.records)), _with_energy(sources, config)
 
 
 def _default_store(config: Config) -> Path | None:
@@ -196,8 +194,9 @@ def _daemon_address(config: Config) -> str:
     return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
-def _energy_terms(config: Config) -> EnergyTerms:
-    return EnergyTerms(config.energy.price_per_kwh, config.energy.currency, config.energy.grams_co2_per_kwh)
+def _with_energy(sources: RecordSources, config: Config) -> RecordSources:
+    energy = config.energy
+    return replace(sources, energy=EnergyTerms(energy.price_per_kwh, energy.currency), carbon=energy.carbon)
 
 
 _DEFAULT_TARGET_EMFU = 0.6

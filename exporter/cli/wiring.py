@@ -175,7 +175,10 @@ def configure(args: argparse.Namespace, *, loopback: bool = False) -> Config:
 
 
 def read_config(args: argparse.Namespace, *, loopback: bool = False) -> Config:
-    """Read the configuration that `args` names; with `loopback`, an address without a host means 127.0.0.1."""
+    """Read the configuration that `args` names, and the file of carbon intensities.
+
+    With `loopback`, an address without a host means 127.0.0.1.
+    """
     given = _setting_flags(args)
     config = load(args.config, flags=given)
     open_ones = {
@@ -183,7 +186,9 @@ def read_config(args: argparse.Namespace, *, loopback: bool = False) -> Config:
         for name in ("listen_address", "page_address")
         if (address := getattr(config.web, name)).startswith(":")
     }
-    return load(args.config, flags=given | open_ones) if loopback and open_ones else config
+    config = load(args.config, flags=given | open_ones) if loopback and open_ones else config
+    _ = config.energy.carbon  # a file that cannot be used is refused now: reloaders apply what they are given
+    return config
 
 
 def _setting_flags(args: argparse.Namespace) -> dict[str, Any]:

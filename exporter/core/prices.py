@@ -4,6 +4,7 @@ Costs are not accumulated: a price is a gauge beside the counters of seconds, so
 without touching the ledger.
 """
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
 
 from msgspec import Struct
@@ -71,6 +72,38 @@ def _specificity(price: Price) -> tuple[bool, bool, int]:
     return price.model != ANY_MODEL, price.pool != "", price.valid_from
 
 
+HOUR_SECONDS = 3600
+_ROUNDING_SECONDS = 1e-3
+
+
+class CarbonIntensity(Struct, frozen=True):
+    """Carbon intensity of the electricity, grams of CO2 per kilowatt-hour: of known hours, and otherwise."""
+
+    otherwise: float | None = None
+    """Of all hours that are not in `hours`; None: not known."""
+    hours: tuple[int, ...] = ()
+    """Hours since 1970-01-01 00:00 UTC, ascending."""
+    grams: tuple[float, ...] = ()
+    """The intensity of each of `hours`."""
+
+    def at(self, seconds: float) -> float | None:
+        """Return the intensity of the hour of a moment, Unix seconds."""
+        found = bisect_left(self.hours, hour := int(seconds // HOUR_SECONDS))
+        known = found < len(self.hours) and self.hours[found] == hour
+        return self.grams[found] if known else self.otherwise
+
+    def mean_of_hours(self, start: float, end: float) -> tuple[float, float]:
+        """Return the time-mean of an interval with 0 where `hours` has no value, and the share of that time."""
+        end, known, weighted = max(end, start + 1.0), 0.0, 0.0
+        first = bisect_left(self.hours, start // HOUR_SECONDS)
+        last = bisect_right(self.hours, end // HOUR_SECONDS)
+        for hour, grams in zip(self.hours[first:last], self.grams[first:last], strict=True):
+            seconds = min(end, (hour + 1) * HOUR_SECONDS) - max(start, hour * HOUR_SECONDS)
+            known, weighted = known + seconds, weighted + seconds * grams
+        length, unknown = end - start, end - start - known
+        return weighted / length, unknown / length if unknown > _ROUNDING_SECONDS else 0.0
+
+
 class Terms(Struct, frozen=True, kw_only=True):
     """This node's name, pool, prices and exemptions, from the configuration."""
 
@@ -82,7 +115,7 @@ class Terms(Struct, frozen=True, kw_only=True):
     """Models that prices name and that are in no table of specifications, perhaps because they are misspelt."""
     per_kwh: float | None = None
     per_kwh_currency: str = ""
-    grams_co2_per_kwh: float | None = None
+    carbon: CarbonIntensity = CarbonIntensity()
     idle_budget: float | None = None
     """Allowed cost of idle GPUs of the whole cluster, per hour."""
     idle_budget_currency: str = ""

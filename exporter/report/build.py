@@ -482,11 +482,10 @@ _FULL_SHARE = 0.999
 
 
 class EnergyTerms(Struct, frozen=True):
-    """What a kilowatt-hour costs and emits; None: not known."""
+    """What a kilowatt-hour costs; None: not known."""
 
     price_per_kwh: float | None = None
     currency: str = ""
-    grams_co2_per_kwh: float | None = None
 
 
 class RunData(Struct, frozen=True, kw_only=True):
@@ -511,6 +510,8 @@ class RunData(Struct, frozen=True, kw_only=True):
     unseen: tuple[str, ...]
     """What the source could not observe, in sentences."""
     energy: EnergyTerms = EnergyTerms()
+    grams_co2_per_kwh: float | None = None
+    """Mean of the run's energy."""
     energy_useful: float | None = None
     activity: dict[str, float] = {}
     activity_deviation: float | None = None
@@ -560,7 +561,7 @@ def build_report(run: RunData) -> JobReport:
         simulated=run.simulated,
         failures=failure_costs(run, waterfall),
         energy_useful=energy_useful,
-        co2_kg=None if kwh is None or terms.grams_co2_per_kwh is None else kwh * terms.grams_co2_per_kwh / 1000,
+        co2_kg=None if kwh is None or run.grams_co2_per_kwh is None else kwh * run.grams_co2_per_kwh / 1000,
         energy_money=UNSET if kwh is None or terms.price_per_kwh is None else kwh * terms.price_per_kwh,
         energy_currency=UNSET if kwh is None or terms.price_per_kwh is None else terms.currency,
         expected_nodes=run.expected_nodes,

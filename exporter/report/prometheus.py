@@ -241,6 +241,7 @@ def _run_data(data: PrometheusRunData, books: JobBooks) -> RunData:
         models=data.gpu_models(),
         joules=metrics.total("energy_joules"),
         energy=data.energy_terms(),
+        grams_co2_per_kwh=data.grams_co2_per_kwh(),
         ofu=data.weighted_mean("ofu_ratio", weights=paid_seconds),
         activity=_activity_percentiles(data),
         activity_deviation=data.weighted_mean("activity_deviation_ratio", weights=paid_seconds),

@@ -183,17 +183,17 @@ class PrometheusRunData:
         return round(max(SCRAPE_INTERVAL_SECONDS, (self.run.query_end - self.run.query_start) / _MAX_SUBQUERY_POINTS))
 
     def energy_terms(self) -> EnergyTerms:
-        """Return what a kilowatt-hour costs and emits: each the highest of its nodes."""
-        price = max(self._of_nodes("price_per_kwh"), key=attrgetter("value"), default=None)
-        grams = max((sample.value for sample in self._of_nodes("grams_co2_per_kwh")), default=None)
-        if price is None:
-            return EnergyTerms(grams_co2_per_kwh=grams)
-        return EnergyTerms(price.value, price.labels.get("currency", ""), grams)
-
-    def _of_nodes(self, metric: str) -> list[VectorSample]:
-        query = f"last_over_time({self.job_query.metric_selector(metric)}[5m])"
+        """Return what a kilowatt-hour costs: the highest of its nodes."""
+        query = f"last_over_time({self.job_query.metric_selector('price_per_kwh')}[5m])"
         samples = self.job_query.instant_query(query, self.run.end)
-        return [sample for sample in samples if sample.instance in self.node_names]
+        of_nodes = (sample for sample in samples if sample.instance in self.node_names)
+        price = max(of_nodes, key=attrgetter("value"), default=None)
+        return EnergyTerms() if price is None else EnergyTerms(price.value, price.labels.get("currency", ""))
+
+    def grams_co2_per_kwh(self) -> float | None:
+        """Return the time-mean of the carbon intensity over the run: the highest of its nodes."""
+        samples = self._mean(self.job_query.metric_selector("grams_co2_per_kwh"), series=1)
+        return max((sample.value for sample in samples if sample.instance in self.node_names), default=None)
 
     def simulated(self) -> bool:
         """Whether any of its nodes is simulated."""

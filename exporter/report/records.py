@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from exporter.core.job_record import JobRecord, JobSample, sum_bounds, sum_evidence
 from exporter.core.model import SECOND
-from exporter.core.prices import NO_PRICE
+from exporter.core.prices import NO_PRICE, CarbonIntensity
 from exporter.core.serving import ServingView
 from exporter.core.uncertainty import main_evidence
 from exporter.core.workload import TrainingView
@@ -40,6 +40,7 @@ from exporter.report.build import (
     weighted_mean,
     with_tokens,
 )
+from exporter.report.carbon import EnergyInterval, carbon_notes, mean_intensity
 from exporter.report.communication import communication_summary
 from exporter.report.model import (
     CourseInterval,
@@ -358,6 +359,17 @@ def _course_interval(start: float, end: float, increase: Mapping[str, float]) ->
     )
 
 
+def _energy_intervals(run: JobRun) -> Iterator[EnergyInterval]:
+    """Yield the energy between consecutive samples of each ledger."""
+    for node_run in run.node_runs:
+        before = node_run.records[0].start
+        for record in node_run.records:
+            points = [(sample.at, sample.joules) for sample in record.samples if sample.at < record.end]
+            points = [(books_start(record, before), 0.0), *points, (record.end, sum(record.energy.values()))]
+            yield from (EnergyInterval(a, b, high - low) for (a, low), (b, high) in pairwise(points) if high > low)
+            before = record.end
+
+
 def _capped_ratio(fraction: float, whole: float) -> float | None:
     return min(1.0, fraction / whole) if whole > 0 else None
 
@@ -372,6 +384,7 @@ class RecordSources(Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
     """Remarks on nodes that did."""
     energy: EnergyTerms = EnergyTerms()
+    carbon: CarbonIntensity = CarbonIntensity()
 
 
 _FROM_STORES = RecordSources()
@@ -385,6 +398,7 @@ def join_records(
     books, run_records = record_books(run), run.records
     energy = _sum_labels(record.energy for record in run_records)
     joules = sum(energy.values())
+    intensity = mean_intensity(_energy_intervals(run), sources.carbon)
     data = RunData(
         source=sources.source,
         identity=_identity(run),
@@ -394,6 +408,7 @@ def join_records(
         joules=joules or None,
         energy_useful=energy.get("useful", 0.0) / joules if joules else None,
         energy=sources.energy,
+        grams_co2_per_kwh=intensity.grams_per_kwh,
         ofu=_ofu(run_records),
         training=_training_totals(run),
         qualities=tuple(_quality_metrics(run, books)),
@@ -412,7 +427,7 @@ def join_records(
         communication=communication_summary(run_records),
         useful_pipe=Counter(node_run.last.useful_pipe for node_run in run.node_runs).most_common(1)[0][0],
         simulated=any(record.simulated for record in run_records),
-        unseen=tuple(_unseen_notes(run, sources)),
+        unseen=(*_unseen_notes(run, sources), *carbon_notes(intensity, sources.carbon)),
     )
     return build_report(data)
 

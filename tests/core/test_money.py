@@ -6,7 +6,16 @@ from exporter.core.exposition import render
 from exporter.core.ledger import Ledger
 from exporter.core.model import Owner
 from exporter.core.pipeline import advance
-from exporter.core.prices import NO_PRICE, Price, Terms, price_at, price_problems, unmatched_models, unpriced_models
+from exporter.core.prices import (
+    NO_PRICE,
+    CarbonIntensity,
+    Price,
+    Terms,
+    price_at,
+    price_problems,
+    unmatched_models,
+    unpriced_models,
+)
 from exporter.core.snapshot import DaemonMetadata, Snapshot, take_snapshot
 from tests.core.test_exposition import lines
 from tests.worlds import H100, RESTING, cut, device, first, held, reading, seen
@@ -111,7 +120,7 @@ def _slice(weight: int, peak: float):  # type: ignore[no-untyped-def]  # noqa: A
 
 def test_what_the_operator_said_is_told_and_what_not_is_absent() -> None:
     said = node(Terms(
-        node="n1", pool="spot", per_kwh=0.12, per_kwh_currency="EUR", grams_co2_per_kwh=380.0, idle_budget=50.0,
+        node="n1", pool="spot", per_kwh=0.12, per_kwh_currency="EUR", carbon=CarbonIntensity(380.0), idle_budget=50.0,
         idle_budget_currency="USD", exemptions=(("eval", "nightly runs", 100.0),),
     ))  # fmt: skip
     names = ("price_per_kwh", "idle_budget_per_hour", "exemption_expiry_timestamp_seconds")
@@ -124,6 +133,26 @@ def test_what_the_operator_said_is_told_and_what_not_is_absent() -> None:
     assert "\ngpu_efficiency_grams_co2_per_kwh 380.0\n" in render(said).decode()
     assert [lines(node(Terms()), name) for name in names] == [[]] * 3
     assert "grams_co2_per_kwh 0" not in render(node(Terms())).decode()
+
+
+HOURS = CarbonIntensity(400.0, hours=(10, 11, 13), grams=(100.0, 300.0, 50.0))
+
+
+def test_the_carbon_intensity_is_that_of_the_hour_and_otherwise_of_the_rest() -> None:
+    moments = (0, 36_000 - 1, 36_000, 39_599, 39_600, 43_200, 46_800, 50_400)
+    assert [HOURS.at(at) for at in moments] == [400, 400, 100, 100, 300, 400, 50, 400]
+    assert CarbonIntensity(hours=(10,), grams=(100.0,)).at(0) is None
+    assert CarbonIntensity(380.0).at(36_000) == 380
+
+
+def test_the_mean_of_hours_is_over_time_and_says_how_much_of_it_has_no_value() -> None:
+    assert HOURS.mean_of_hours(36_000, 43_200) == (200, 0)
+    assert HOURS.mean_of_hours(36_000 + 1800, 36_000 + 4500) == pytest.approx(((1800 * 100 + 900 * 300) / 2700, 0))
+    assert HOURS.mean_of_hours(39_600, 41_400) == (300, 0)
+    assert HOURS.mean_of_hours(36_000, 50_400) == (450 / 4, 0.25)
+    assert HOURS.mean_of_hours(0, 3600) == CarbonIntensity(400.0).mean_of_hours(36_000, 43_200) == (0, 1)
+    assert HOURS.mean_of_hours(36_001, 36_001) == HOURS.mean_of_hours(36_001, 7) == (100, 0), "the hour it began in"
+    assert HOURS.mean_of_hours(36_000.3, 39_600.7)[1] == 0, "rounding is no time without a value"
 
 
 def test_a_job_on_two_models_costs_each() -> None:

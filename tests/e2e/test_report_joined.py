@@ -210,6 +210,39 @@ def test_without_a_source_this_nodes_store_is_read(tmp_path: Path, monkeypatch: 
     assert found(f"7 {AT} --config {tmp_path}/config.toml")["energy_money"] == pytest.approx(0.2)
 
 
+def test_carbon_is_of_the_hours_in_a_file_as_electricity_maps_exports_it(tmp_path: Path) -> None:
+    path = store(tmp_path / "history.db", stated(start=BEGIN, end=BEGIN + 7200, life="a"))
+    (tmp_path / "hours.csv").write_text(
+        "\ufeffDatetime (UTC),Country,Zone name,Zone id,Carbon intensity gCO\u2082eq/kWh (direct),"
+        "Carbon intensity gCO\u2082eq/kWh (Life cycle),Carbon-free energy percentage (CFE%),"
+        "Renewable energy percentage (RE%),Data source,Data estimated,Data estimation method\r\n"
+        "2026-01-01 00:00:00,Sweden,North,SE-1,20.5,100,99,60,x,false,\r\n"
+        "2026-01-01 01:00:00,Sweden,North,SE-1,20.5,300,99,60,x,false,\r\n"
+        "2026-01-01 02:00:00,Sweden,North,SE-1,,,,,x,false,\r\n",
+        encoding="utf-8",
+    )
+    config = tmp_path / "config.toml"
+    config.write_text(f"[energy]\ncarbon_intensity_file = '{tmp_path}/hours.csv'\n")
+    assert found(f"7 --store {path} {AT} --config {config}")["co2_kg"] == pytest.approx(0.2)
+    assert "of the energy: 50.0 % useful, 0.2 kg of CO2" in run(f"7 --store {path} {AT} --config {config}")[1]
+    late = store(tmp_path / "late.db", stated(start=BEGIN + 3600, end=BEGIN + 10_800))
+    config.write_text(
+        f"[energy]\ncarbon_intensity_file = '{tmp_path}/hours.csv'\ncarbon_intensity_column = 'direct'\n"
+        "grams_co2_per_kwh = 400\n"
+    )
+    told = found(f"7 --store {late} {AT} --config {config}")
+    assert told["co2_kg"] == pytest.approx((20.5 + 400) / 2 / 1000)
+    assert (
+        "50.0 % of the energy is of hours without a carbon intensity: for them it is grams_co2_per_kwh, 400"
+        in (told["unseen"])
+    )
+    with (tmp_path / "hours.csv").open("a", encoding="utf-8") as file:
+        file.write("2026-01-01 03:00:00,Sweden,North,SE-1,many,,,,,,\r\n")
+    status, out, err = run(f"7 --store {late} {AT} --config {config}")
+    assert (status, out, len(err.splitlines())) == (2, "", 1)
+    assert f"{config}: line 2: energy.carbon_intensity_file: {tmp_path}/hours.csv: line 5: 'many' is not from 0" in err
+
+
 def test_this_nodes_store_has_what_ended_and_its_daemon_what_runs(tmp_path: Path) -> None:
     now = time.time()
     runs = stated(owner=owner(job_id="8"), start=now - 3600, end=now, running=True)

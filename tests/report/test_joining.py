@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from exporter.core.job_record import JobRecord
 from exporter.core.leaks import LEAK_NAMES
 from exporter.core.model import Latency
+from exporter.core.prices import CarbonIntensity
 from exporter.core.uncertainty import Bounds
 from exporter.report.build import EnergyTerms
 from exporter.report.model import JobReport, ReportError
@@ -203,12 +204,43 @@ def test_failures_and_what_they_cost() -> None:
 
 
 def test_what_the_energy_cost_and_emitted_is_of_what_was_told() -> None:
-    told = join(stated(), energy=EnergyTerms(0.12, "EUR", 400.0))
+    told = join(stated(), energy=EnergyTerms(0.12, "EUR"), carbon=CarbonIntensity(400.0))
     assert told.co2_kg == pytest.approx(0.4)
     assert told.energy_money == pytest.approx(0.12)
     assert (told.currency, told.energy_currency) == ("USD", "EUR"), "the energy has a currency of its own"
     untold = join(stated())
     assert (untold.co2_kg, untold.energy_money, untold.energy_currency) == (None, UNSET, UNSET)
+
+
+HOURS = (int(BEGIN) // 3600, int(BEGIN) // 3600 + 1)
+
+
+def test_the_carbon_intensity_of_each_hour_counts_by_the_energy_used_in_it() -> None:
+    samples = (sample(30, 3600, joules=0.6e6), sample(60, 3600, joules=0.6e6), sample(90, 7200, joules=3.6e6))
+    run = stated(end=BEGIN + 5400, samples=samples)
+    carbon = CarbonIntensity(hours=HOURS, grams=(600.0, 100.0))
+    told = join(run, carbon=carbon)
+    assert told.co2_kg == pytest.approx((600 / 6 + 100 * 5 / 6) / 1000), "a sixth of the energy is of the first hour"
+    assert not [line for line in told.unseen if "carbon" in line]
+    assert join(replace(run, samples=()), carbon=carbon).co2_kg == pytest.approx((600 * 2 + 100) / 3 / 1000), (
+        "time-mean"
+    )
+    both = join(run, stated(node="n2"), carbon=carbon)
+    assert both.co2_kg == pytest.approx((600 / 6 + 100 * 5 / 6 + 600) / 1000), "the other node ran in the first hour"
+    again = stated(life="b", start=BEGIN + 5400, end=BEGIN + 7200)
+    assert join(run, again, carbon=carbon).co2_kg == pytest.approx((600 / 6 + 100 * 5 / 6 + 100) / 1000)
+
+
+def test_energy_of_hours_without_a_carbon_intensity_is_named_with_what_applies() -> None:
+    run, first = stated(end=BEGIN + 7200), CarbonIntensity(hours=HOURS[:1], grams=(600.0,))
+    told = join(run, carbon=replace(first, otherwise=100.0))
+    assert told.co2_kg == pytest.approx(0.35)
+    line = "50.0 % of the energy is of hours without a carbon intensity"
+    assert f"{line}: for them it is grams_co2_per_kwh, 100" in told.unseen
+    unknown = join(run, carbon=first)
+    assert unknown.co2_kg is None
+    assert f"{line}: set grams_co2_per_kwh for them, or complete the file, and its carbon is shown" in unknown.unseen
+    assert join(stated(energy={}), carbon=first).co2_kg is None
 
 
 def test_the_slice_that_would_have_held_it() -> None:
