@@ -1,7 +1,7 @@
 """Defines the protocol by which all that is known of workloads beside the GPU counters reaches the agent."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from msgspec import Struct
 
@@ -14,6 +14,14 @@ from exporter.core.model import (
     ServingReport,
     TrainingReport,
 )
+
+
+class OwnerLabels(NamedTuple):
+    """The labels by which a line of a telemetry source names who holds the GPU, as they are; empty: absent."""
+
+    namespace: str = ""
+    pod: str = ""
+    hpc_job: str = ""
 
 
 class WorkloadProcess(Struct, frozen=True):

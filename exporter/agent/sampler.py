@@ -39,6 +39,7 @@ from exporter.core.model import (
 from exporter.formatting import escape_surrogates
 from exporter.redact import redact_secrets
 from exporter.schedulers.base import Member, Scheduler, SchedulerError, SchedulerState
+from exporter.schedulers.page_labels import PageOwners
 from exporter.schedulers.privacy import MaskedScheduler, UserMask, without_paths
 from exporter.schedulers.rules import Rules
 from exporter.sources.base import ReadResult, SourceError
@@ -176,9 +177,13 @@ class Collector:
         inventory_file: InventoryFile | None = None,
         listeners: Sequence[WorkloadListener] = (),
         mask: UserMask | None = None,
+        page_owners: PageOwners | None = None,
     ) -> None:
-        """`mask` replaces user names in everything collected; None: they are kept."""
-        self._mask = mask
+        """`mask` replaces user names in everything collected; None: they are kept.
+
+        `page_owners` answers instead of the scheduler where the source's page names owners; None: labels are ignored.
+        """
+        self._mask, self._page_owners = mask, page_owners
         self._listeners, self._last_error = tuple(listeners), ""
         self._scheduler_state: SchedulerState | None = None
         """The newest state that the scheduler reported."""
@@ -221,6 +226,8 @@ class Collector:
         while (request := self._requests.get()) is not None:
             if isinstance(request, Rules):
                 self._logged("applying the new rules", partial(self._scheduler.update, request))
+                if self._page_owners is not None:
+                    self._page_owners.update(request)
                 continue
             started = time.perf_counter()
             collected = self._guarded(*request)
@@ -285,7 +292,8 @@ class Collector:
             now, batch, devices=devices, faults=faults + batch.faults + missing_faults(devices, batch.devices)
         )
         try:
-            state = self._scheduler.poll(now, devices, batch.readings)
+            named = self._page_owners and self._page_owners.poll(now, devices, batch.owner_labels)
+            state = named or self._scheduler.poll(now, devices, batch.readings)
         except Exception as err:
             if not isinstance(err, SchedulerError):
                 log.warning("scheduler failed", exc_info=err)

@@ -33,6 +33,7 @@ from exporter.core.model import MS, SECOND, Allocation, Device, Fault, Reading
 from exporter.core.prices import unmatched_models, unpriced_models
 from exporter.registry import SOURCES
 from exporter.schedulers.base import Scheduler, SchedulerError, SchedulerState, choose_scheduler
+from exporter.schedulers.page_labels import DCGM_EXPORTER, PageOwners, open_page_owners
 from exporter.schedulers.privacy import MaskedScheduler, UserMask, open_mask
 from exporter.schedulers.procfs import read_uuids
 from exporter.sources.base import ReadResult, SourceError, TelemetrySource, open_source
@@ -260,9 +261,9 @@ def check_sample(context: CheckContext, before: Findings) -> Iterator[Finding]:
     try:
         mask = open_mask(context.config.privacy)
         with closing(_scheduler(context, mask)) as scheduler, closing(open_selector(context.config)) as selector:
-            sampled = _take_samples(
-                selector, scheduler, min(context.config.sampling.interval_seconds, _MAX_INTERVAL_SECONDS)
-            )
+            page_owners = open_page_owners(context.config, scheduler)
+            interval = min(context.config.sampling.interval_seconds, _MAX_INTERVAL_SECONDS)
+            sampled = _take_samples(selector, scheduler, page_owners, interval)
     except (SourceError, SchedulerError, ConfigError) as err:
         yield Finding(SAMPLE, "sample", FAIL, *split_advice(str(err), "see above"))
         return
@@ -276,7 +277,9 @@ def _scheduler(context: CheckContext, mask: UserMask | None) -> Scheduler:
     return scheduler if mask is None else MaskedScheduler(scheduler, mask)
 
 
-def _take_samples(selector: SourceSelector, scheduler: Scheduler, interval: float) -> SampledStatus:
+def _take_samples(
+    selector: SourceSelector, scheduler: Scheduler, page_owners: PageOwners | None, interval: float
+) -> SampledStatus:
     """Read at least POLLS times; continue for a while until the scheduler has its first state."""
     sampled, number, deadline = SampledStatus(), 0, time.monotonic() + _FIRST_STATE_SECONDS
     while number < POLLS or (sampled.state is None and time.monotonic() < deadline):
@@ -288,7 +291,12 @@ def _take_samples(selector: SourceSelector, scheduler: Scheduler, interval: floa
         sampled.ended, sampled.devices = now, batch.devices
         sampled.readings += batch.readings
         sampled.faults |= {fault.kind: fault for fault in batch.faults}
-        _poll_scheduler(sampled, scheduler, now, batch.readings)
+        named = page_owners and page_owners.poll(now, batch.devices, batch.owner_labels)
+        if named:
+            sampled.state, sampled.trouble = named, ""
+            sampled.faults |= {fault.kind: fault for fault in named.faults}
+        else:
+            _poll_scheduler(sampled, scheduler, now, batch.readings)
         number += 1
     sampled.source = selector.name
     return sampled
@@ -386,4 +394,6 @@ def _holders(sampled: SampledStatus, scheduler: str) -> Finding:
         )
     held: dict[str, Allocation] = {each.uuid: each for each in sampled.state.allocations if each.end is None}
     jobs = {allocation.owner.job_id for allocation in held.values()}
+    if any(allocation.owner.scheduler == DCGM_EXPORTER for allocation in held.values()):
+        scheduler = "labels of dcgm-exporter's page, at second hand"
     return Finding(SAMPLE, "holders", OK, f"{scheduler}: {len(jobs)} jobs hold {len(held)} GPUs or instances")

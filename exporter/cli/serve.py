@@ -47,6 +47,7 @@ from exporter.logs import set_redaction
 from exporter.nccl.investigator import LatestSnapshot, open_investigator
 from exporter.redact import redact_secrets
 from exporter.schedulers.base import Scheduler, SchedulerError, choose_scheduler
+from exporter.schedulers.page_labels import open_page_owners
 from exporter.schedulers.privacy import UserMask, open_mask
 from exporter.schedulers.rules import Rules
 from exporter.sources.selector import open_selector
@@ -164,6 +165,7 @@ def open_collector(
         inventory_file=inventory_file,
         listeners=listeners,
         mask=mask,
+        page_owners=open_page_owners(config, scheduler),
     )
 
 

@@ -35,7 +35,7 @@ _JOB = re.compile(r"[!-~]{1,128}")
 _MOST_COLUMNS = 2
 """Columns of a line: the job id and optionally its user."""
 _FILE_BYTES = 64 * 1024
-_JOBS_PER_GPU = 64
+JOBS_PER_GPU = 64
 _NAMES = 10_000
 _QUIET = 2 * SECOND
 """Nanoseconds without a write after which a file is complete and its timestamps prove that it has not changed."""
@@ -302,18 +302,25 @@ def _unreadable(before: _CachedFile | None, problem: str, wall: int) -> _CachedF
     return _CachedFile(structs.replace(before.content, problem=problem), (), quiet=False)
 
 
+def job_of_line(line: str) -> str:
+    """Return the job id of a line of a file; empty if it has none."""
+    columns = line.split()
+    valid = 0 < len(columns) <= _MOST_COLUMNS and _JOB.fullmatch(columns[0])
+    return columns[0] if valid else ""
+
+
 def _jobs(data: bytes) -> tuple[tuple[str, ...], list[str]]:
     """Return the distinct job ids and why lines were rejected. Empty lines are ignored."""
     jobs: dict[str, None] = {}
     refused: list[str] = []
     for line in data.decode(errors="replace").split("\n"):
-        columns = line.split()
-        if not columns:
+        job = job_of_line(line)
+        if not line.strip():
             continue
-        if len(columns) > _MOST_COLUMNS or not _JOB.fullmatch(columns[0]):
+        if not job:
             refused.append(f"{line.strip()[:40]!r} is no job id")
-        elif len(jobs) < _JOBS_PER_GPU:
-            jobs[columns[0]] = None
-        elif columns[0] not in jobs:
-            refused.append(f"more than {_JOBS_PER_GPU} jobs")
+        elif len(jobs) < JOBS_PER_GPU:
+            jobs[job] = None
+        elif job not in jobs:
+            refused.append(f"more than {JOBS_PER_GPU} jobs")
     return tuple(jobs), refused

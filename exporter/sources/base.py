@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from exporter.core.model import PPM, Device, Fault, Health, Process, Reading, Spec
 from exporter.registry import SOURCES, import_object
+from exporter.workloads import OwnerLabels
 
 NVLINK_SIGNALS = ("nvlink_tx_bytes_per_second", "nvlink_rx_bytes_per_second")
 """Fields of Reading that a board without NVLink does not have."""
@@ -36,6 +37,9 @@ class ReadResult(Struct, frozen=True):
     settled: int | None = None
     """Monotonic nanoseconds before which no more readings will arrive; None: the `now` of the read. A source whose
     values arrive late must set it, or the ledger books the time that they cover as unobserved."""
+    owner_labels: Mapping[str, frozenset[OwnerLabels]] | None = None
+    """Labels that name owners, by device UUID; only devices whose lines have such labels, which may be empty. None: the
+    source has no labels."""
 
 
 def mig_weights(slice_counts: Sequence[int], whole: int) -> list[int]:

@@ -196,3 +196,43 @@ def test_an_exporter_that_dies_and_comes_back_costs_coverage_and_nothing_else(
     assert back.total("reading_age_seconds") < later.total("reading_age_seconds")
     assert float(back.total("power_watts")) == 300.0
     assert useful(back) + back.total("seconds_total", leak="unobserved") < back.total("paid_seconds_total")
+
+
+def test_where_no_scheduler_is_the_pages_pods_own_its_gpus_at_second_hand(
+    serve: Serve, exporter_of: Callable[..., Site]
+) -> None:
+    worked, pod = Worked(), ['pod="train-0",namespace="ml",container="main"']
+
+    def page() -> tuple[bytes, str]:
+        text = worked()[0].decode()
+        return re.sub(r'(Hostname="[^"]*")', rf"\g<1>,{pod[0]}" if pod[0] else r"\g<1>", text).encode(), PLAIN
+
+    served = serve(exporter_of(page))
+    found = served.until(
+        lambda page: page.total("job_paid_seconds_total", job_id="ml/pod/train-0") > 1, "paid by a pod"
+    )
+    assert found.states() == {"0": ("active", "computing")}
+    ((info, _),) = found.rows("job_info")
+    assert {name: info[name] for name in ("job_id", "workload_pod", "workload_namespace", "scheduler", "user")} == {
+        "job_id": "ml/pod/train-0",
+        "workload_pod": "train-0",
+        "workload_namespace": "ml",
+        "scheduler": "dcgm-exporter",
+        "user": "",
+    }
+    assert served.get("/api/v1/jobs").json()["jobs"][0]["owner"]["scheduler"] == "dcgm-exporter"
+    assert found.total("faults_total", kind="scheduler_failed") == 0
+    pod[0] = 'pod="next-0",namespace="ml",container="main"'
+    served.until(lambda page: set(page.by("job_id", "allocation_info")) == {"ml/pod/next-0"}, "its successor")
+    pod[0] = ""
+    served.until(lambda page: set(page.by("job_id", "allocation_info")) == {"unknown"}, "a page that tells nothing")
+
+
+def test_where_a_scheduler_is_set_the_pages_labels_are_ignored(serve: Serve, exporter_of: Callable[..., Site]) -> None:
+    worked = Worked()
+    exporter = exporter_of(
+        lambda: (worked()[0].replace(b"modelName", b'pod="train-0",namespace="ml",modelName'), PLAIN)
+    )
+    served = serve(exporter, GPU_EFFICIENCY_SCHEDULER="processes")
+    page = served.until(useful, "useful time")
+    assert set(page.by("job_id", "allocation_info")) == {"unknown"}

@@ -314,9 +314,14 @@ _MOST_GPUS = 100_000
 """Most GPUs of a job; a larger number is an error."""
 
 
+def pod_owner(namespace: str, name: str) -> Owner:
+    """Return a pod as the owner of GPUs, where nothing but its name is known."""
+    return Owner(f"{namespace}/pod/{name}", "kubernetes", namespace=namespace, pod=name, name=name, kind="pod")
+
+
 def owner_of(namespace: str, name: str, pod: Pod | None, rules: Rules) -> Owner:
     """Return the owner of a pod's GPUs; if the API server has not reported the pod (None), the pod itself."""
-    bare = Owner(f"{namespace}/pod/{name}", "kubernetes", namespace=namespace, pod=name, name=name, kind="pod")
+    bare = pod_owner(namespace, name)
     if pod is None:
         return rules.apply(bare)
     labels = pod.metadata.labels or {}

@@ -5,7 +5,7 @@ other nodes, and MIG layouts that do not add up to a board.
 """
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 from msgspec import Struct, structs
 from prometheus_client.parser import text_string_to_metric_families
@@ -32,6 +32,7 @@ from exporter.sources.dcgm_fields import (
     field,
 )
 from exporter.specs import mig_instance_spec
+from exporter.workloads import OwnerLabels
 
 # Metrics that only the exporter has. A figure may be exported under several names: the first one of SERIES wins, so
 # these come before the shared fields where they are more exact, else after them.
@@ -103,6 +104,23 @@ def whole_number(text: str) -> int | None:
     return int(text) if text.isdecimal() and len(text) <= _DIGITS else None
 
 
+_POD_LABELS = (("exported_pod", "exported_namespace"), ("pod_name", "pod_namespace"), ("pod", "namespace"))
+"""Labels with a pod's name and namespace: as Prometheus renames them, of old releases (--use-old-namespace), and of
+others (dcgm-exporter's internal/pkg/transformation/const.go)."""
+
+
+def owner_labels(labels: Mapping[str, str]) -> OwnerLabels | None:
+    """Return the labels of a line that name an owner; None if it has none of them, not even empty ones.
+
+    On lines that passed through a Prometheus (labels job and instance), `pod` may be the exporter's own pod.
+    """
+    passed_on = "job" in labels and "instance" in labels
+    for pod, namespace in _POD_LABELS[: 2 if passed_on else 3]:
+        if pod in labels:
+            return OwnerLabels(labels.get(namespace, ""), labels[pod], labels.get("hpc_job", ""))
+    return OwnerLabels(hpc_job=labels["hpc_job"]) if "hpc_job" in labels else None
+
+
 _MAX_GPUS = 1024
 """Maximum number of GPUs of a node; a page with more is one of a whole cluster, and is rejected."""
 
@@ -126,6 +144,8 @@ class GpuLines(Struct):
     """Code of the last critical error by GPU_I_ID; the board's own under ""."""
     xid_counts: dict[str, dict[int, int]] = {}
     """Numbers of critical errors by metric name and code."""
+    owner_labels: set[OwnerLabels] = set()
+    """Labels of all its lines that name an owner, one for each pod or job that shares it."""
 
     @property
     def has_figures(self) -> bool:
@@ -140,6 +160,8 @@ class GpuLines(Struct):
         owner = self
         if instance or profile:
             owner = self.instances.setdefault(instance, GpuLines(self.index, self.model, profile))
+        if (named := owner_labels(labels)) is not None:
+            owner.owner_labels.add(named)
         if name in XID or name in XID_COUNTS:
             self._add_xid(name, instance, labels.get("xid", ""), value)
         elif name in SERIES:

@@ -1,12 +1,12 @@
 """Fetches the page of a dcgm-exporter over HTTP and turns consecutive pages into readings and health.
 
 A reading covers the time between two successful scrapes, or only one collect interval after a gap. Readings from a page
-that no longer changes are distrusted as stale. Does not use `pod` labels, because allocations come from the scheduler,
-nor `DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL`, whose unit changed between releases.
+that no longer changes are distrusted as stale. Labels that name owners are passed on, for nodes without a
+scheduler. Does not use `DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL`, whose unit changed between releases.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache, partial
 from math import inf
 from pathlib import Path
@@ -34,6 +34,7 @@ from exporter.sources.dcgm_exporter.page import (
 from exporter.sources.dcgm_fields import health_of
 from exporter.sources.ports import is_chosen, require_trusted_port
 from exporter.specs import find_spec, unknown_model
+from exporter.workloads import OwnerLabels
 
 LIMIT_BYTES = 8 << 20
 """Size limit of a page: 8 GPUs with 60 fields and 10 pods each make about 2 MB."""
@@ -254,7 +255,11 @@ class DcgmExporterSource:
         faults += [self._missing(uuid) for uuid in sorted(self._boards.keys() - gpus.keys())]
         boards = sorted((state.devices for state in self._boards.values()), key=lambda devices: _sort_key(devices[0]))
         return ReadResult(
-            tuple(d for devices in boards for d in devices), tuple(readings), tuple(faults), tuple(health)
+            tuple(d for devices in boards for d in devices),
+            tuple(readings),
+            tuple(faults),
+            tuple(health),
+            owner_labels=_owner_labels(gpus),
         )
 
     def resync(self) -> None:
@@ -411,6 +416,11 @@ def _mig_reading(device: Device, gpu: GpuLines, span: tuple[int, int], joules: f
     if not (distrust or device.parent) and unexplained_activity(gpu) is not None:
         distrust = "mig_layout"
     return Reading(device.uuid, *span, energy_joules=share, distrust=distrust, **figures)
+
+
+def _owner_labels(gpus: Mapping[str, GpuLines]) -> dict[str, frozenset[OwnerLabels]]:
+    lines = {f"{uuid}/{name}": instance for uuid, gpu in gpus.items() for name, instance in gpu.instances.items()}
+    return {uuid: frozenset(one.owner_labels) for uuid, one in ({**gpus, **lines}).items() if one.owner_labels}
 
 
 def _gives_energy(gpu: GpuLines) -> bool:
