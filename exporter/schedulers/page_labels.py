@@ -50,6 +50,7 @@ class PageOwners:
         it.
         """
         if labels is None or not (labels or self._named):
+            self._held = {}
             return None
         if not self._named:
             self._named = True
@@ -100,11 +101,9 @@ def _owner(labels: OwnerLabels) -> Owner | None:
 
 
 def _refused(device: Device, named: Sequence[OwnerLabels]) -> Fault:
-    first = next((each for each in named if _owner(each) is None), named[-1])
-    text = first.hpc_job or f"{first.namespace}/{first.pod}"
-    return Fault(
-        "scheduler_refused",
-        f"dcgm-exporter's page gives GPU {device.index} the owner {text[:40]!r}, which is no pod and no job, or is one"
-        f" of more than {JOBS_PER_GPU}: {len(named)} owners are named",
-        device.uuid,
-    )
+    invalid = next((each for each in named if _owner(each) is None), None)
+    why = f"{len(named)} owners, more than {JOBS_PER_GPU}"
+    if invalid is not None:
+        text = invalid.hpc_job or f"{invalid.namespace}/{invalid.pod}"
+        why = f"the owner {text[:40]!r}, which is no pod and no job"
+    return Fault("scheduler_refused", f"dcgm-exporter's page gives GPU {device.index} {why}", device.uuid)

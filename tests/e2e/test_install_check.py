@@ -139,10 +139,10 @@ def paused(node: Node) -> Told:
 
 
 def blind_page(node: Node) -> Told:
-    """Of another machine, too."""
+    """Of another machine, too; and it names the GPUs' pod."""
     node.proc()
     figures = {name: value for name, value in BUSY.items() if "PROF" not in name}
-    node.page("".join(gpu(n, figures, UUID=f"GPU-far-{n}") for n in (0, 1)))
+    node.page("".join(gpu(n, figures, UUID=f"GPU-far-{n}", pod="train-0", namespace="ml") for n in (0, 1)))
     return node.checked("--source", "dcgm-exporter")
 
 
@@ -207,6 +207,7 @@ SCENES: dict[str, Callable[[Node], Told]] = {
     "a pause for a profiler": paused,
     "a dcgm-exporter with profiling fields": engine,
     "a dcgm-exporter without profiling fields": blind_page,
+    "dcgm-exporter's metrics name pods, no scheduler": blind_page,
     "dcgm-exporter answers 500": page_500,
     "dcgm-exporter hangs": engine_down,
     "dcgm-exporter's metrics are another machine's": blind_page,

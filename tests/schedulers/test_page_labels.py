@@ -110,7 +110,6 @@ def test_an_owner_holds_from_the_first_page_that_names_it_and_its_end_is_told_on
 def test_a_page_without_labels_tells_nothing_neither_before_nor_after_others() -> None:
     node = Node()
     assert node.see(gpu()) is None
-    assert node.owners.poll(SECOND, (), None) is None, "another source"
     node.held(gpu(0, None, **POD), gpu(1))
     silent = node.held(gpu(), gpu(1))
     assert [each for each in jobs(silent) if each[2] is None] == [
@@ -118,6 +117,13 @@ def test_a_page_without_labels_tells_nothing_neither_before_nor_after_others() -
         ("GPU-1", UNKNOWN_JOB, None),
     ]
     assert ("GPU-0", "ml/pod/train-0", 2) in jobs(silent)
+
+
+def test_what_was_held_before_another_source_was_read_is_forgotten() -> None:
+    node = Node()
+    node.held(gpu(0, None, **POD))
+    assert node.owners.poll(SECOND, (), None) is None
+    assert [each.start for each in node.held(gpu(0, None, **POD))] == [SECOND]
 
 
 def test_a_gpu_that_is_missing_is_held_by_nobody() -> None:

@@ -420,7 +420,7 @@ def _mig_reading(device: Device, gpu: GpuLines, span: tuple[int, int], joules: f
 
 def _owner_labels(gpus: Mapping[str, GpuLines]) -> dict[str, frozenset[OwnerLabels]]:
     lines = {f"{uuid}/{name}": instance for uuid, gpu in gpus.items() for name, instance in gpu.instances.items()}
-    return {uuid: frozenset(one.owner_labels) for uuid, one in ({**gpus, **lines}).items() if one.owner_labels}
+    return {uuid: frozenset(one.owner_labels) for uuid, one in {**gpus, **lines}.items() if one.owner_labels}
 
 
 def _gives_energy(gpu: GpuLines) -> bool:
