@@ -127,12 +127,16 @@ def test_what_was_held_before_another_source_was_read_is_forgotten() -> None:
 
 
 def test_a_gpu_that_is_missing_is_held_by_nobody() -> None:
-    src, owners = source(gpu(0, None, **POD) + gpu(1, None, **POD), gpu(0, None, **POD)), PageOwners()
-    for second in range(2):
+    first, named = gpu(0, None, **POD), gpu(1, None, **POD)
+    src, owners = source(first + named, first, gpu()), PageOwners()
+    found = []
+    for second in range(3):
         result = src.read(second * SECOND)
         state = owners.poll(second * SECOND, result.devices, result.owner_labels)
-    assert state is not None
-    assert {(each.uuid, each.end is None) for each in state.allocations} == {("GPU-0", True), ("GPU-1", False)}
+        assert state is not None
+        found.append({(each.uuid, each.owner.job_id) for each in state.allocations if each.end is None})
+    pod = "ml/pod/train-0"
+    assert found == [{("GPU-0", pod), ("GPU-1", pod)}, {("GPU-0", pod)}, {("GPU-0", UNKNOWN_JOB)}]
 
 
 @pytest.mark.parametrize(
