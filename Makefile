@@ -2,7 +2,7 @@
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help dist version workflows release run check lint quick test-pythons test-kubernetes core others test installed slurm-trees image-parts checks collected rules prometheus-3 skips packages mutants bench accuracy docs site \
+.PHONY: help dist deb version workflows release run check lint quick test-pythons test-kubernetes core others test installed slurm-trees image-parts checks collected rules prometheus-3 skips packages mutants bench accuracy docs site \
   dashboards pictures goldens proto lock clean
 
 # Tests start hundreds of interpreters: without bytecode each of them would compile the exporter anew.
@@ -94,7 +94,7 @@ image-parts: .venv/.installed
 	@$(BIN)/python -m tests.image.ours || true
 
 rules:
-	shellcheck exporter/data/*.sh .ci/packages .ci/run
+	shellcheck exporter/data/*.sh release/debian/p* .ci/packages .ci/run
 	promtool check rules alerts/*.yaml
 	GOGC=400 promtool test rules alerts/tests/*.yaml
 
@@ -182,13 +182,16 @@ dist: .venv/.installed ## build what a release uploads into dist/, twice, compar
 	$(BIN)/python -m release.version
 	$(BIN)/python -m release
 
+deb: .venv/.installed ## build the Debian package of the last commit into dist/, for this Python (3.11: Debian 12)
+	$(BIN)/python -m release.deb
+
 ACTIONLINT := v1.7.12
 workflows: .cache/actionlint-$(ACTIONLINT)/actionlint .venv/release/.installed ## check .github: actionlint and zizmor
 	$<
 	.venv/release/bin/zizmor --offline --quiet --pedantic .github
 
-release: workflows dist image-parts ## dry run of a release: workflows, all artefacts, and the image that the tests build
-	$(BIN)/pytest -q -n 2 --dist loadfile tests/e2e/test_image.py tests/e2e/test_image_content.py
+release: workflows dist image-parts ## dry run of a release: workflows, all artefacts, the image that the tests build, the Debian package in a clean Debian
+	$(BIN)/pytest -q -n 2 --dist loadfile tests/e2e/test_image.py tests/e2e/test_image_content.py tests/e2e/test_distribution.py
 
 version: .venv/.installed ## begin a release: make version VERSION=1.2.0
 	$(BIN)/python -m release.version $(VERSION)

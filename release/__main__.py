@@ -6,28 +6,14 @@ artefact in an empty environment. What is not committed is not in it.
 
 import os
 import shutil
-import subprocess
 import sys
-import tarfile
 import tempfile
 from collections.abc import Iterator
-from io import BytesIO
 from pathlib import Path
 
 from exporter import __version__
-from release import build, installed
-from release.build import ReleaseError, run
-
-ROOT = Path(__file__).resolve().parents[1]
-
-
-def export(folder: Path) -> int:
-    """Write the files of the last commit there; return the commit's time in seconds since 1970."""
-    git = ("git", "-C", f"{ROOT}")
-    packed = subprocess.run([*git, "archive", "--format=tar", "HEAD"], capture_output=True, check=True).stdout
-    with tarfile.open(fileobj=BytesIO(packed)) as archive:
-        archive.extractall(folder, filter="data")
-    return int(run(*git, "log", "-1", "--format=%ct"))
+from release import build, deb, installed
+from release.build import ROOT, ReleaseError, run
 
 
 def builds(work: Path) -> Iterator[Path]:
@@ -37,12 +23,13 @@ def builds(work: Path) -> Iterator[Path]:
         try:
             source, dist = work / name / "source", work / name / "dist"
             dist.mkdir(parents=True)
-            epoch = export(source)
+            epoch = build.export(source)
             build.chart(source, dist, epoch=epoch)
             build.distributions(source, dist, epoch=epoch)
             python = installed.environment(work / name / "installed", source)
             installed.install_wheel(python, dist)
             build.bill_of_materials(python, source, dist, epoch=epoch)
+            deb.package(python, source, dist, epoch=epoch)
             build.write_sums(dist)
         finally:
             os.umask(before)

@@ -1,4 +1,4 @@
-"""Builds what a release uploads: source distribution, wheel, chart, bill of materials, checksums.
+"""Builds what a release uploads: source distribution, wheel, chart, bill of materials, checksums. `deb` has one more.
 
 The same source and time give the same bytes: times, owners, modes and order in an archive come from neither the clock
 nor the machine. `python -m release` builds twice and compares.
@@ -16,6 +16,7 @@ from pathlib import Path
 
 import yaml
 
+ROOT = Path(__file__).resolve().parents[1]
 CHART = "helm/gpu-efficiency"
 SUMS = "SHA256SUMS"
 Member = tuple[str, bytes, bool]
@@ -36,6 +37,15 @@ def run(*words: str | Path, epoch: int = 0) -> str:
     if done.returncode:
         raise ReleaseError(f"{' '.join(command)}: exit {done.returncode}\n{(done.stdout + done.stderr)[-3000:]}")
     return done.stdout
+
+
+def export(folder: Path) -> int:
+    """Write the files of the last commit there; return the commit's time in seconds since 1970."""
+    git = ("git", "-C", f"{ROOT}")
+    packed = subprocess.run([*git, "archive", "--format=tar", "HEAD"], capture_output=True, check=True).stdout
+    with tarfile.open(fileobj=BytesIO(packed)) as archive:
+        archive.extractall(folder, filter="data")
+    return int(run(*git, "log", "-1", "--format=%ct"))
 
 
 def distributions(source: Path, into: Path, *, epoch: int) -> None:

@@ -22,17 +22,20 @@ _PATIENCE = 60.0
 
 
 def environment(folder: Path, source: Path) -> Path:
-    """Make an environment with what the runtime lock names and nothing else, hashes checked; return its Python."""
+    """Make an environment with what the runtime lock names and nothing else, hashes checked; return its Python.
+
+    Without byte code, which has this folder in it.
+    """
     run(sys.executable, "-m", "venv", "--without-pip", folder)
     python = folder / "bin/python"
-    run(sys.executable, *_PIP, "--python", python, "install", "--require-hashes", "-r", source / LOCK)
+    run(sys.executable, *_PIP, "--python", python, "install", "--no-compile", "--require-hashes", "-r", source / LOCK)
     return python
 
 
 def install_wheel(python: Path, dist: Path) -> None:
     """Install the wheel by its name, so that the environment does not record where on this machine it lay."""
-    words = ("install", "--no-index", "--find-links", f"{dist}", "--only-binary", ":all:", "gpu-efficiency-exporter")
-    run(sys.executable, *_PIP, "--python", python, *words)
+    words = ("install", "--no-compile", "--no-index", "--find-links", f"{dist}", "--only-binary", ":all:")
+    run(sys.executable, *_PIP, "--python", python, *words, "gpu-efficiency-exporter")
 
 
 def install_sdist(python: Path, dist: Path) -> None:

@@ -11,7 +11,9 @@ import pytest
 import yaml
 
 from exporter import __version__
-from release import build, installed, version
+from exporter.cli import build_parser
+from exporter.config import Config
+from release import build, deb, installed, version
 
 ROOT = Path(__file__).resolve().parents[1]
 WORKFLOWS = {path.name: path for path in sorted((ROOT / ".github/workflows").glob("*.yml"))}
@@ -74,6 +76,28 @@ def test_a_build_that_differs_is_named(tmp_path: Path) -> None:
     with pytest.raises(build.ReleaseError, match=r"differ: x\.tgz$"):
         build.must_equal(tmp_path / "one", tmp_path / "two")
     assert re.fullmatch(r"([0-9a-f]{64}  \S+\n){2}", (tmp_path / "one/SHA256SUMS").read_text())
+
+
+def test_debian_sorts_what_comes_before_a_release_before_it() -> None:
+    assert [deb.debian_version(each) for each in ("1.2.0", "1.2.0a1", "1.2.0rc1")] == ["1.2.0", "1.2.0~a1", "1.2.0~rc1"]
+
+
+def test_the_playbook_installs_and_configures_what_the_package_has() -> None:
+    """Its syntax is Ansible's to check; here its YAML, its modules, and whatever it names of the package."""
+    (play,) = yaml.safe_load((ROOT / "examples/ansible/nodes.yaml").read_text())
+    modules = {}
+    for task in (*play["tasks"], *play["handlers"]):
+        (module,) = (key for key in task if key.startswith("ansible.builtin."))
+        assert set(task) - {module} <= {"name", "notify", "register", "until", "retries", "delay"}, task["name"]
+        modules[task["name"]] = task[module]
+    assert {task.get("notify") for task in play["tasks"]} - {None} == {task["name"] for task in play["handlers"]}
+    configured = modules["Configure the daemon"]
+    assert configured["dest"] == f"/{deb.CONFIG}"
+    _, *arguments = configured["validate"].split()
+    assert f"{build_parser().parse_args(arguments).config}" == "%s"
+    assert configured["group"] in (ROOT / "systemd/sysusers.d/gpu-efficiency.conf").read_text().split()
+    assert f"{modules['Restart the daemon']['name']}.service" in {path.name for path in (ROOT / "systemd").iterdir()}
+    assert modules["Wait until it has read its GPUs"]["url"].endswith(f"{Config().web.listen_address}/readyz")
 
 
 def jobs() -> Iterator[tuple[str, dict[str, Any]]]:

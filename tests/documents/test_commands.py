@@ -45,11 +45,12 @@ PLATFORMS: Mapping[str, frozenset[str]] = {
     "a container engine": frozenset({"docker"}),
     "a Kubernetes cluster": frozenset({"helm", "kubectl"}),
     "a host with systemd": frozenset({
-        "chronyc", "dmesg", "journalctl", "runuser", "systemctl", "systemd-sysusers", "systemd-tmpfiles", "userdel",
+        "apt", "chronyc", "dmesg", "journalctl", "runuser", "systemctl", "systemd-sysusers", "systemd-tmpfiles",
+        "userdel",
     }),
     "a Slurm cluster": frozenset({"sacct", "scontrol", "sdiag", "sinfo", "squeue"}),
     "an NVIDIA GPU": frozenset({"dcgmi", "nvidia-smi", "py-spy"}),
-    "another host": frozenset({"ssh"}),
+    "another host": frozenset({"ansible-playbook", "ssh"}),
 }  # fmt: skip
 """Programs that need more than a machine for tests, by what they need."""
 KNOWN = known_to(rules())

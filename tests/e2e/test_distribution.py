@@ -1,8 +1,11 @@
-"""The wheel and the source distribution: built from a clean copy of this tree, looked into, installed, and started.
+"""Wheel, source distribution and Debian package: built from a clean copy of this tree, looked into, installed, started.
 
 With the tools that the image is built with (`requirements-image.lock`) and pip as it is. Not here: an upload.
 """
 
+import gzip
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -17,10 +20,16 @@ import httpx
 import pytest
 
 from exporter import __version__
-from release import build
+from release import build, deb
 from tests.archives import unpack
 from tests.e2e.running import ROOT, Page, environment, running
+from tests.image import bare
+from tests.image.contained import ENGINES_OWN, Process, ran, why_not
 from tests.image.ours import wheels
+from tests.nvml_stub.build import LIBRARY
+from tests.nvml_stub.build import build as nvml
+from tests.systemd.installed import CLUSTER, UNIT, WORLD, Node
+from tests.systemd.machine import MISSING, Machine, MachineError, have
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.e2e
@@ -163,18 +172,25 @@ def test_the_source_distribution_gives_the_same_files_to_the_last_byte(made: Bui
     assert {name for name in before if again[name] != before[name]} <= {NAME_OF_LIST}
 
 
-def test_it_installs_into_an_empty_environment_and_the_demo_answers(made: Built, tmp_path: Path) -> None:
-    python = tmp_path / "venv/bin/python"
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", f"{tmp_path / 'venv'}"], check=True)
+@pytest.fixture(name="python", scope="module")
+def _python(made: Built, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The interpreter of an empty environment in which the wheel and what it needs are installed."""
+    folder = tmp_path_factory.mktemp("venv")
+    python = folder / "bin/python"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", f"{folder}"], check=True)
     pip = [sys.executable, "-m", "pip", "--python", f"{python}", "install", "--quiet", "--disable-pip-version-check"]
-    pip += ["--no-index", "--find-links", f"{wheels()}"]
+    pip += ["--no-compile", "--no-index", "--find-links", f"{wheels()}"]
     subprocess.run([*pip, "--require-hashes", "-r", f"{ROOT / 'requirements-runtime.lock'}"], check=True, timeout=300)
     subprocess.run([*pip, f"{made.wheel}"], check=True, timeout=300)  # with its dependencies, which must be there
+    return python
+
+
+def test_it_installs_into_an_empty_environment_and_the_demo_answers(python: Path, tmp_path: Path) -> None:
     command = python.with_name("gpu-efficiency")
     env = {name: value for name, value in environment().items() if not name.startswith("PYTHON")}
     said = subprocess.run([command, "--version"], capture_output=True, text=True, env=env, cwd=tmp_path, check=True)
     assert said.stdout == f"gpu-efficiency {__version__}\n"
-    units = tmp_path / "venv/share/gpu-efficiency/systemd/gpu-efficiency.service"
+    units = python.parents[1] / "share/gpu-efficiency/systemd/gpu-efficiency.service"
     assert units.read_bytes() == (ROOT / "systemd/gpu-efficiency.service").read_bytes()
     words = [f"{command}", "demo", "--web.listen-address", "127.0.0.1:0"]
     with running(words, tmp_path / "demo.log", env | {"PYTHONUNBUFFERED": "1"}) as demo:
@@ -187,3 +203,155 @@ def test_it_installs_into_an_empty_environment_and_the_demo_answers(made: Built,
 
 def _address(log: str) -> str:
     return next((word for word in log.split() if word.startswith("http://127.0.0.1:")), "")
+
+
+# -- the Debian package: on a bare Debian, and under a real systemd --
+
+
+@pytest.fixture(name="package", scope="module")
+def _package(python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if why_not():
+        pytest.skip(why_not())
+    return deb.package(python, ROOT, tmp_path_factory.mktemp("package"), epoch=EPOCH)
+
+
+def next_version(package: Path, folder: Path) -> Path:
+    """The next release's package: another default configuration, and the libraries gone."""
+    subprocess.run(["dpkg-deb", "--raw-extract", f"{package}", f"{folder}"], check=True)
+    shutil.rmtree(folder / deb.HOME / "lib")
+    with (folder / deb.CONFIG).open("a") as config:
+        config.write("# A new default.\n")
+    control = folder / "DEBIAN/control"
+    control.write_text(
+        control.read_text().replace(f"\nVersion: {deb.debian_version(__version__)}\n", "\nVersion: 99\n")
+    )
+    built = package.with_name("next.deb")
+    subprocess.run(["dpkg-deb", "--root-owner-group", "-Znone", "--build", f"{folder}", f"{built}"], check=True)
+    return built
+
+
+class Bare:
+    """A bare Debian in a folder; the packages are in its /mnt."""
+
+    def __init__(self, folder: Path, packages: Path) -> None:
+        folder.mkdir()
+        self.root = folder / "root"
+        self._image, self._folder, self._binds = bare.python(self.root), folder, {"/mnt": packages}
+
+    def run(self, command: str) -> str:
+        """Run a line of shell there as root; what it printed."""
+        number = len(list(self._folder.iterdir()))
+        words = ["sh", "-ec", command]
+        env = self._image.env | {"DEBIAN_FRONTEND": "noninteractive"}
+        process = Process(words, env, capabilities=ENGINES_OWN, writable=True, binds=self._binds)
+        status, said = ran(self.root, process, self._folder / f"{number}")
+        assert status == 0, said
+        return said
+
+    def files(self) -> set[str]:
+        """Every path but those of what dpkg and the user's database remember."""
+        found = subprocess.run(
+            ["find", ".", "-printf", "%y %P\n"], cwd=self.root, capture_output=True, text=True, check=True
+        )
+        past = re.compile(
+            r"\w (?:var/(?:lib/(?:dpkg|systemd)|log|cache)\b.*|run/adduser|etc/(?:passwd|group|g?shadow|sub[ug]id)-)"
+        )
+        return {line for line in found.stdout.splitlines() if not past.fullmatch(line)}
+
+    def accounts(self) -> tuple[str, str]:
+        passwd, group = ((self.root / f"etc/{name}").read_text() for name in ("passwd", "group"))
+        return passwd, group
+
+
+def test_the_package_installs_upgrades_and_goes_on_a_bare_debian(package: Path, tmp_path: Path) -> None:
+    new = next_version(package, tmp_path / "next")
+    node = Bare(tmp_path / "bare", package.parent)
+    files, accounts = node.files(), node.accounts()
+
+    said = node.run(f"dpkg --force-unsafe-io --install /mnt/{package.name}")
+    assert "warning" not in said
+    assert node.run("cd /; gpu-efficiency --version") == f"gpu-efficiency {__version__}\n"
+    config = "/etc/gpu-efficiency/config.toml"
+    user = "setpriv --reuid gpu-efficiency --regid gpu-efficiency --init-groups"
+    assert "Traceback" not in node.run(f"{user} gpu-efficiency check-config --config {config}")
+    _, name, _, gecos, home, _ = shlex.split(
+        (ROOT / "systemd/sysusers.d/gpu-efficiency.conf").read_text(), comments=True
+    )
+    entry = next(line for line in node.accounts()[0].splitlines() if line.startswith(f"{name}:")).split(":")
+    assert [entry[4].rstrip(","), *entry[5:]] == [gecos, home, "/usr/sbin/nologin"]
+    assert node.run(f"stat -c '%a %U:%G' /etc/gpu-efficiency {config} /run/gpu-efficiency").splitlines() == [
+        "750 root:gpu-efficiency", "640 root:gpu-efficiency", "1775 root:gpu-efficiency",
+    ]  # fmt: skip
+    for shell, file in deb.COMPLETIONS.items():
+        node.run(f"gpu-efficiency completion {shell} | cmp - /{file}")
+    page = node.root / "usr/share/man/man1/gpu-efficiency.1.gz"
+    assert gzip.decompress(page.read_bytes()) == (ROOT / "docs/gpu-efficiency.1").read_bytes()
+    units = node.root / "usr/lib/systemd/system"
+    assert all((units / path.name).read_bytes() == path.read_bytes() for path in (ROOT / "systemd").glob("*.service"))
+    assert node.run("dpkg --verify gpu-efficiency-exporter") == ""
+
+    node.run(f"echo '[log]' >> {config}; mkdir /var/lib/gpu-efficiency")
+    mine = (node.root / deb.CONFIG).read_text()
+    node.run(f"dpkg --force-unsafe-io --force-confold --install /mnt/{new.name}")
+    assert (node.root / deb.CONFIG).read_text() == mine
+    assert node.run(f"stat -c '%a %U:%G' {config}") == "640 root:gpu-efficiency\n"
+    assert not (node.root / deb.HOME / "lib").exists()  # a file that nobody owns would have kept it
+
+    node.run("dpkg --remove gpu-efficiency-exporter")
+    assert not (node.root / deb.HOME).exists()
+    assert (node.root / deb.CONFIG).read_text() == mine
+    assert (node.root / "var/lib/gpu-efficiency").is_dir()
+    node.run("dpkg --purge gpu-efficiency-exporter")
+    assert files ^ node.files() <= {"d opt"}  # nobody's folder, which dpkg removes when it is empty
+    assert node.accounts() == accounts
+
+
+class Packaged(Node):
+    """A machine with the package on it, instead of the wheel."""
+
+    def __init__(self, machine: Machine, package: Path) -> None:
+        self.machine = machine
+        shutil.copy(package, machine.path("/srv/package.deb"))
+        have(machine, nvml() / LIBRARY)
+        self.world()
+        self.drop_in("stand-in", f"[Service]\nEnvironment=NVML_STUB_SCRIPT={WORLD}\n")
+        machine.path("/usr/sbin/policy-rc.d").unlink(missing_ok=True)  # a container's refusal to start services
+        self.install()
+
+    def install(self) -> None:
+        self.machine.run("dpkg", "--force-unsafe-io", "--install", "/srv/package.deb")
+
+    def enabled(self, unit: str = UNIT) -> bool:
+        return self.machine.tried("systemctl", "is-enabled", unit).stdout == "enabled\n"
+
+
+def test_the_package_starts_the_daemon_restarts_it_and_takes_it_away(package: Path, tmp_path: Path) -> None:
+    try:
+        machine = Machine(tmp_path).__enter__()
+    except MachineError as err:
+        pytest.skip(f"{MISSING}: {err}")
+    try:
+        node = Packaged(machine, package)
+        page = node.until(lambda page: page.total("seconds_total", leak="useful"), "useful time")
+        assert page.by("source", "source_info") == {"nvml": 1}
+        assert (node.enabled(), node.enabled(CLUSTER)) == (True, False)
+        assert node.state(CLUSTER) == ("inactive", "dead")
+
+        before = node.pid()
+        machine.run("systemctl", "disable", UNIT)
+        node.install()
+        paid = page.total("paid_seconds_total")
+        node.until(lambda page: page.total("paid_seconds_total") >= paid, "its counters go on")
+        assert node.pid() != before
+        assert not node.enabled()
+
+        machine.run("dpkg", "--remove", "gpu-efficiency-exporter")
+        assert node.state() == ("inactive", "dead")
+        assert machine.path("/var/lib/gpu-efficiency/history.db").exists()
+        machine.run("dpkg", "--purge", "gpu-efficiency-exporter")
+        assert machine.tried("id", "gpu-efficiency").returncode != 0
+        drop_in = "/etc/systemd/system/gpu-efficiency.service.d"  # this test's own
+        found = machine.run("find", "/etc", "/opt", "/run", "/var", "-xdev", "-name", "*gpu-efficiency*")
+        assert found.split() == [drop_in]
+    finally:
+        machine.__exit__()

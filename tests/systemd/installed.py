@@ -23,7 +23,7 @@ UNIT, CLUSTER = "gpu-efficiency.service", "gpu-efficiency-cluster.service"
 CONFIG = "/etc/gpu-efficiency/config.toml"
 DROP_INS = "/opt/gpu-efficiency/share/gpu-efficiency/systemd/drop-ins"
 _UNIT_FOLDER = "/etc/systemd/system/gpu-efficiency.service.d"
-_WORLD = "/srv/world.txt"
+WORLD = "/srv/world.txt"
 _OFFLINE = {"PIP_NO_DEPS": "1", "PIP_NO_INDEX": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_COMPILE": "1"}
 _LEFT = ("jobs", "old", "pause", "probe")
 """What tests leave beside the daemon's socket."""
@@ -59,7 +59,7 @@ class Node:
         shutil.copy(package, machine.path("/srv"))
         have(machine, build() / LIBRARY)
         self.world()
-        self.drop_in("stand-in", f"[Service]\nEnvironment=NVML_STUB_SCRIPT={_WORLD}\n")
+        self.drop_in("stand-in", f"[Service]\nEnvironment=NVML_STUB_SCRIPT={WORLD}\n")
         first, *others = blocks("Quick start")
         self.follow(first)
         self._add_dependencies()
@@ -78,10 +78,10 @@ class Node:
 
     def world(self, *lines: str) -> None:
         """What the stand-in's GPUs do from now on."""
-        draft = self.machine.path(f"{_WORLD}.draft")
+        draft = self.machine.path(f"{WORLD}.draft")
         draft.write_text("".join(f"{line}\n" for line in lines))
         draft.chmod(0o644)
-        draft.replace(self.machine.path(_WORLD))
+        draft.replace(self.machine.path(WORLD))
 
     def drop_in(self, name: str, text: str) -> None:
         folder = self.machine.path(_UNIT_FOLDER)
