@@ -301,6 +301,7 @@ def _sums_from_records(
         usage, spans, about=_scope_text(only, whole=args.gpus is not None), by=args.by or "", every=every,
         source=sources.source, start=span.start, end=span.end, fleet=fleet,
         unseen=(*sources.unanswered, *sources.notes, *_unheld_notes(args, fleet)), simulated=passed.simulated,
+        energy=sources.energy,
     )  # fmt: skip
 
 

@@ -234,6 +234,7 @@ class JobRecordSummary(Struct, frozen=True, kw_only=True):
     end: float
     paid: int
     parts: dict[str, int]
+    energy: dict[str, float] = {}
     money: dict[str, float] = {}
     models: tuple[str, ...] = ()
     whole_gpus: float = 0.0

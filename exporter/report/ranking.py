@@ -117,6 +117,7 @@ def summary_tables(summary: UsageSummary) -> Iterator[ReportTable]:
     if summary.fleet is not None:
         yield ReportTable(title="GPUs", rows=tuple(_fleet_rows(summary.fleet, summary)))
     yield _ranking_table(summary)
+    yield _energy_table(summary)
     yield _waterfall_table(summary)
     yield ReportTable(title=ADVICE_TITLE, prose=tuple(_advice_lines(summary)))
     yield _trend_table(summary)
@@ -173,7 +174,8 @@ def _summary_facts(summary: UsageSummary) -> Iterator[str]:
     models = f" ({', '.join(summary.models)})" if summary.models else ""
     yield f"{gpu_count(summary.gpus)} GPUs on average{models}"
     money = "" if whole.money is None else f", {amount_text(whole.money)} {summary.currency}"
-    yield f"{amount_text(whole.gpu_hours)} GPU-hours{money}, {format_percent(whole.coverage)} observed"
+    energy = f", {_energy_text(whole, summary)}" if whole.energy_kwh is not None else ""
+    yield f"{amount_text(whole.gpu_hours)} GPU-hours{money}{energy}, {format_percent(whole.coverage)} observed"
     ratios = whole.layers
     yield f"{layer_product(ratios)} = {format_percent(ratios.product)}"
     if format_percent(ratios.floor) != format_percent(ratios.product):
@@ -182,6 +184,11 @@ def _summary_facts(summary: UsageSummary) -> Iterator[str]:
         work = gpu_count(summary.work)
         yield f"{gpu_count(summary.gpus)} GPUs did the work of {work} that never wait and are never slow"
     yield f"lost: {_money_and_hours(whole.lost_gpu_hours, whole.lost_money, summary)}; {_yearly_loss(summary)}"
+
+
+def _energy_text(row: SummaryRow, summary: UsageSummary) -> str:
+    price = "" if row.energy_money is None else f" for {amount_text(row.energy_money)} {summary.energy_currency}"
+    return f"{format_amount(row.energy_kwh)} kWh{price}"
 
 
 def _yearly_loss(summary: UsageSummary) -> str:
@@ -211,6 +218,14 @@ def _ranking_table(summary: UsageSummary) -> ReportTable:
     rows = tuple(_ranking_row(row, summary) for row in summary.rows[:MAX_ROWS])
     prose = more_note(len(summary.rows) - len(rows))
     return ReportTable(title="Who lost most", head=(f"By {summary.by}", *columns), rows=rows, prose=prose)
+
+
+def _energy_table(summary: UsageSummary) -> ReportTable:
+    """Return who used most energy; empty without its price."""
+    most = sorted((row for row in summary.rows if row.energy_money), key=lambda row: -(row.energy_money or 0.0))
+    rows = tuple((row.name, f"{row.energy_kwh:,.2f}", f"{row.energy_money:,.2f}") for row in most[:MAX_ROWS])
+    head = (f"Energy by {summary.by}", "kWh", summary.energy_currency)
+    return ReportTable(head=head, rows=rows, prose=more_note(len(most) - len(rows)))
 
 
 def _ranking_row(row: SummaryRow, summary: UsageSummary) -> TableRow:

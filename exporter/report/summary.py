@@ -5,7 +5,8 @@ Also compares owned with rented GPUs, and estimates what a higher eMFU would sav
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from operator import attrgetter
 
 import msgspec
@@ -13,7 +14,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from exporter.core.prices import NO_PRICE
-from exporter.report.build import LAYER_BY_LEAK, NOT_LOST, layer_ratios, waterfall_order, with_guidance
+from exporter.formatting import JOULES_PER_KWH
+from exporter.report.build import LAYER_BY_LEAK, NOT_LOST, EnergyTerms, layer_ratios, waterfall_order, with_guidance
 from exporter.report.model import LOSS_LAYERS, JobIdentity, LayerRatios, WaterfallPart
 from exporter.report.usage import Period, UsageRecord
 
@@ -37,6 +39,10 @@ class SummaryRow(Struct, frozen=True, kw_only=True):
     lost_money: float | None
     worst: str
     """The largest leak; empty if nothing was lost."""
+    energy_kwh: float | None = None
+    """None if it is not known."""
+    energy_money: float | None = None
+    """Price of the energy; no part of `money`. None if the price of a kilowatt-hour is not known."""
     leaks: dict[str, float] = {}
     """GPU-hours by leak, the largest first."""
     track: tuple[float | None, ...] = ()
@@ -112,6 +118,8 @@ class UsageSummary(Struct, frozen=True, kw_only=True):
     source: str
     currency: str
     """Empty if no price is known, or there are several currencies."""
+    energy_currency: str = ""
+    """Currency of `energy_money`."""
     whole: SummaryRow
     rows: tuple[SummaryRow, ...]
     """Sorted by loss, the largest first."""
@@ -249,8 +257,9 @@ GROUPINGS = ("user", "account", "namespace", "team", "job", "partition")
 class _UsageSum:
     """The sum of usage records."""
 
-    def __init__(self, currency: str) -> None:
-        self._currency = currency
+    def __init__(self, currency: str, price_per_kwh: float | None) -> None:
+        self._currency, self._price_per_kwh = currency, price_per_kwh
+        self.joules = 0.0
         self.seconds: dict[str, float] = defaultdict(float)
         self.money: dict[str, float] = defaultdict(float)
         self.jobs: set[tuple[str, str]] = set()
@@ -258,6 +267,7 @@ class _UsageSum:
 
     def add(self, record: UsageRecord) -> None:
         seconds, money = self.seconds, self.money
+        self.joules += record.joules
         for leak, value in record.seconds.items():
             seconds[leak] += value
         if self._currency:
@@ -273,6 +283,7 @@ class _UsageSum:
         for mine, more in ((self.seconds, other.seconds), (self.money, other.money)):
             for leak, value in more.items():
                 mine[leak] += value
+        self.joules += other.joules
         self.jobs |= other.jobs
         self.identity = other.identity or self.identity
 
@@ -294,7 +305,7 @@ class _UsageSum:
     def summary_row(self, name: str, *, about: str = "", track: tuple[float | None, ...] = ()) -> SummaryRow:
         losses = {leak: value for leak, value in self.seconds.items() if leak not in NOT_LOST and value > 0}
         order = sorted(losses, key=lambda leak: (-losses[leak], leak))
-        total = self.total
+        total, kwh = self.total, self.joules / JOULES_PER_KWH or None
         return SummaryRow(
             name=name,
             about=about,
@@ -306,6 +317,8 @@ class _UsageSum:
             lost_gpu_hours=self.lost_amount(self.seconds) / HOUR_SECONDS,
             lost_money=self.money_or_none(self.lost_amount(self.money)),
             worst=order[0] if order else "",
+            energy_kwh=kwh,
+            energy_money=None if kwh is None or self._price_per_kwh is None else kwh * self._price_per_kwh,
             leaks={leak: losses[leak] / HOUR_SECONDS for leak in order},
             track=track,
         )
@@ -325,21 +338,25 @@ class _UsageSum:
         return with_guidance(part, attrgetter("evidence"))
 
 
+_NO_PRICE_OF_ENERGY = EnergyTerms()
+
+
 def summarize(
     usage: Sequence[UsageRecord], periods: Sequence[Period], *, about: str, by: str, every: str, source: str,
     start: float, end: float, fleet: FleetUsage | None = None, unseen: tuple[str, ...] = (), simulated: bool = False,
+    energy: EnergyTerms = _NO_PRICE_OF_ENERGY,
 ) -> UsageSummary:  # fmt: skip
     """Sum usage records of the periods, grouped by `by`; if it is empty, by the label that most jobs have."""
     by = by or _default_grouping(usage)
     currency = single_currency(usage)
-    sums_by_row = _sums_by_row(usage, by, currency)
+    empty = partial(_UsageSum, currency, energy.price_per_kwh)
+    sums_by_row = _sums_by_row(usage, by, empty)
     sums = {
-        name: _merged_sum((by_period[n] for n in sorted(by_period)), currency)
-        for name, by_period in sums_by_row.items()
+        name: _merged_sum((by_period[n] for n in sorted(by_period)), empty) for name, by_period in sums_by_row.items()
     }
-    total = _merged_sum(sums.values(), currency)
+    total = _merged_sum(sums.values(), empty)
     shown = [number for number, period in enumerate(periods) if period.end > start and period.start < end]
-    trend = {n: _merged_sum((each[n] for each in sums_by_row.values() if n in each), currency) for n in shown}
+    trend = {n: _merged_sum((each[n] for each in sums_by_row.values() if n in each), empty) for n in shown}
     rows = [
         row.summary_row(name, about=_job_description(row.identity, by), track=_products(sums_by_row[name], shown))
         for name, row in sums.items()
@@ -352,6 +369,7 @@ def summarize(
         end=end,
         source=source,
         currency=currency,
+        energy_currency="" if energy.price_per_kwh is None else energy.currency,
         whole=total.summary_row("all"),
         rows=tuple(sorted(rows, key=lambda row: (-(row.lost_money or 0.0), -row.lost_gpu_hours, row.name))),
         parts=total.parts(),
@@ -363,16 +381,18 @@ def summarize(
     )
 
 
-def _sums_by_row(usage: Iterable[UsageRecord], by: str, currency: str) -> dict[str, dict[int, _UsageSum]]:
+def _sums_by_row(
+    usage: Iterable[UsageRecord], by: str, empty: Callable[[], _UsageSum]
+) -> dict[str, dict[int, _UsageSum]]:
     """Return each row's sums by period. Records are read once; all other sums are sums of these."""
-    sums: dict[str, dict[int, _UsageSum]] = defaultdict(lambda: defaultdict(lambda: _UsageSum(currency)))
+    sums: dict[str, dict[int, _UsageSum]] = defaultdict(lambda: defaultdict(empty))
     for record in usage:
         sums[row_name(record, by)][record.period].add(record)
     return sums
 
 
-def _merged_sum(sums: Iterable[_UsageSum], currency: str) -> _UsageSum:
-    result = _UsageSum(currency)
+def _merged_sum(sums: Iterable[_UsageSum], empty: Callable[[], _UsageSum]) -> _UsageSum:
+    result = empty()
     for usage_sum in sums:
         result.merge(usage_sum)
     return result

@@ -21,6 +21,8 @@ _FIRST_MONDAY = 4 * 86_400.0
 """1970-01-05, Unix seconds: where weeks begin."""
 _LONGEST_BY_PERIOD = (("hour", 2 * 86_400.0), ("day", 35 * 86_400.0))
 """Longest range, in seconds, for which a period is the default."""
+_ENERGY_GROUP = 5
+"""The last of the groups: joules, not time."""
 _SAMPLE_GROUPS = {"gau": 0, "ectr": 1, "emfu": 2, "unresolved": 2, "useful": 3, "unobserved": 4}
 """Group of a JobSample in which each layer is counted."""
 
@@ -68,6 +70,10 @@ class UsageInput(Protocol):
         """The same by leak, useful, unresolved, unobserved."""
 
     @property
+    def energy(self) -> Mapping[str, float]:
+        """Joules by leak, useful, unresolved, unobserved."""
+
+    @property
     def money(self) -> Mapping[str, float]:
         """Cost by currency."""
 
@@ -103,6 +109,8 @@ class UsageRecord(Struct, frozen=True, kw_only=True):
     """GPU-seconds by leak, useful, unresolved, unobserved."""
     money: dict[str, float] = {}
     """Cost by currency; empty if it has no price."""
+    joules: float = 0.0
+    """Energy of the boards."""
     attributed: bool = True
     """False if the GPUs were allocated, but no series of a job covers the time."""
     models: tuple[str, ...] = ()
@@ -164,13 +172,14 @@ def usage_records(inputs: Iterable[UsageInput], times: Sequence[Period]) -> Iter
             continue
         identity, total = job_identity(usage_input.owner), usage_input.paid / SECOND
         for number in range(first, end):
-            seconds = _seconds_within(usage_input, times[number])
+            seconds, joules = _amounts_within(usage_input, times[number])
             share = sum(seconds.values()) / total if total else 0.0
             if share > 0:
                 money = {currency: share * amount for currency, amount in usage_input.money.items()}
                 yield UsageRecord(
-                    period=number, identity=identity, seconds=seconds, money=money, models=usage_input.models
-                )
+                    period=number, identity=identity, seconds=seconds, money=money, joules=joules,
+                    models=usage_input.models,
+                )  # fmt: skip
 
 
 def job_identity(owner: Owner) -> JobIdentity:
@@ -181,35 +190,36 @@ def job_identity(owner: Owner) -> JobIdentity:
     )  # fmt: skip
 
 
-def _seconds_within(usage_input: UsageInput, period: Period) -> dict[str, float]:
-    """Return the GPU-seconds of the input in a period, by leak."""
+def _amounts_within(usage_input: UsageInput, period: Period) -> tuple[dict[str, float], float]:
+    """Return the GPU-seconds of the input in a period, by leak, and the joules."""
     by_leak = {leak: value / SECOND for leak, value in usage_input.parts.items()}
+    joules = sum(usage_input.energy.values())
     if period.start <= usage_input.start and usage_input.end <= period.end:
-        return by_leak
-    points = _cumulative_points(usage_input, by_leak)
+        return by_leak, joules
+    points = _cumulative_points(usage_input, by_leak, joules)
     before, after = _interpolate(points, period.start), _interpolate(points, period.end)
     shares = [
         (late - early) / total if total else 0.0
         for early, late, total in zip(before, after, points[-1][1], strict=True)
     ]
     within = {leak: value * shares[_SAMPLE_GROUPS[LAYER_BY_LEAK.get(leak, "gau")]] for leak, value in by_leak.items()}
-    return {leak: value for leak, value in within.items() if value > 0}
+    return {leak: value for leak, value in within.items() if value > 0}, joules * shares[_ENERGY_GROUP]
 
 
 _Point = tuple[float, tuple[float, ...]]
 
 
-def _cumulative_points(usage_input: UsageInput, by_leak: dict[str, float]) -> list[_Point]:
+def _cumulative_points(usage_input: UsageInput, by_leak: dict[str, float], joules: float) -> list[_Point]:
     """Return (Unix seconds, sum of each group), from 0 at the start to the total at the end; sums never decrease."""
-    sums = [0.0] * 5
+    sums = [0.0] * _ENERGY_GROUP
     for leak, value in by_leak.items():
         sums[_SAMPLE_GROUPS[LAYER_BY_LEAK.get(leak, "gau")]] += value
-    total = tuple(sums)
-    points: list[_Point] = [(usage_input.start, (0.0,) * 5)]
+    total = (*sums, joules)
+    points: list[_Point] = [(usage_input.start, (0.0,) * len(total))]
     for sample in usage_input.samples:
         if points[-1][0] < sample.at < usage_input.end:
             counters = sample.seen, sample.occupied, sample.computing, sample.useful, 0.0
-            groups = (*(a - b for a, b in pairwise(counters)), sample.paid - sample.seen)
+            groups = (*(a - b for a, b in pairwise(counters)), sample.paid - sample.seen, sample.joules)
             points.append((sample.at, tuple(map(_clamp, points[-1][1], groups, total))))
     return [*points, (usage_input.end, total)]
 

@@ -120,6 +120,17 @@ def test_one_over_two_periods_is_shared_by_its_samples_layer_by_layer() -> None:
     assert [first.money, second.money] == [{"USD": pytest.approx(4)}] * 2
 
 
+def test_energy_of_a_period_is_that_between_its_samples() -> None:
+    half = JobSample(THURSDAY + HOUR / 2, paid=7200, seen=7200, occupied=3600, computing=3600, useful=3600, joules=1e6)
+    run = statement(samples=(half,), energy={"useful": 3e6, "data_stall": 1e6})
+    cut = THURSDAY + HOUR / 2
+    periods = [Period(THURSDAY, cut), Period(cut, THURSDAY + HOUR)]
+    assert [each.joules for each in usage_records([run], periods)] == [pytest.approx(1e6), pytest.approx(3e6)]
+    assert [each.joules for each in usage_records([run], [Period(THURSDAY, THURSDAY + HOUR)])] == [4e6]
+    even = usage_records([replace(run, samples=())], periods)
+    assert [each.joules for each in even] == [pytest.approx(2e6)] * 2
+
+
 def test_without_samples_time_is_even() -> None:
     (found,) = usage_records([statement()], [Period(THURSDAY + HOUR / 4, THURSDAY + HOUR / 2)])
     assert found.seconds == dict.fromkeys(

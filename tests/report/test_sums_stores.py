@@ -131,6 +131,29 @@ def test_several_stores_are_added_and_what_is_in_both_is_counted_once(tmp_path: 
     assert found["fleet"]["held_peak"] == 8
 
 
+def test_the_energy_of_each_team_has_its_price_beside_that_of_its_time(tmp_path: Path) -> None:
+    jobs = [
+        statement(owner=Owner("7", user="ada", team="blue"), energy={"useful": 3.6e6, "data_stall": 1.8e6}),
+        statement(owner=Owner("8", user="bob", team="red"), energy={"useful": 9e6}),
+        statement(owner=Owner("9", user="eve", team="grey")),
+    ]
+    path, config = store(tmp_path / "a.db", *jobs), tmp_path / "c.toml"
+    config.write_text("[energy]\nprice_per_kwh = 0.2\ncurrency = 'EUR'\n")
+    found = told(f"--all --by team --store {path} {AT} --config {config}")
+    assert (found["currency"], found["energy_currency"], found["whole"]["money"]) == ("USD", "EUR", 24)
+    of_each = {row["name"]: (row["energy_kwh"], row["energy_money"]) for row in (*found["rows"], found["whole"])}
+    assert of_each == {
+        "blue": (1.5, pytest.approx(0.3)), "red": (2.5, pytest.approx(0.5)), "grey": (None, None),
+        "all": (4, pytest.approx(0.8)),
+    }  # fmt: skip
+    page = said(f"--all --by team --store {path} {AT} --config {config}")
+    assert "12.00 GPU-hours, 24.00 USD, 4 kWh for 0.80 EUR, 100.0 % observed" in page
+    assert "Energy by team   kWh   EUR\nred             2.50  0.50\nblue            1.50  0.30\n\n" in page
+    unpriced = said(f"--team blue --by team --store {path} {AT}")
+    assert "4.00 GPU-hours, 8.00 USD, 1.5 kWh, 100.0 % observed" in unpriced
+    assert "Energy by" not in unpriced
+
+
 def test_of_many_jobs_none_is_left_out(tmp_path: Path) -> None:
     path = store(tmp_path / "a.db", *(statement(owner=Owner(f"{n}", user="ada")) for n in range(1200)))
     assert told(f"--all --store {path} {AT}")["whole"]["jobs"] == 1200
