@@ -46,7 +46,7 @@ for shell, name in zip(sys.argv[1::2], sys.argv[2::2]):
         main(["completion", shell])
 """
 """Writes all of them in one process, given each shell and file."""
-_PIPS = shutil.ignore_patterns("RECORD", "direct_url.json")
+_PIPS = ("RECORD", "direct_url.json")
 """What tells pip where a library is from and which files to change: they are dpkg's."""
 _GLIBC = re.compile(r"^Tag: .*manylinux_(\d+)_(\d+)_", re.MULTILINE)
 _CONTROL = """Package: {name}
@@ -109,9 +109,12 @@ def _program(tree: Path, python: Path, *, epoch: int) -> None:
     words = ("-m", "compileall", "-q", "-f", "--invalidation-mode", "unchecked-hash", "-s", environment)
     run(python, *words, "-p", f"/{HOME}", environment / "lib", epoch=epoch)
     for part in (f"lib/{PYTHON}/site-packages", "share/gpu-efficiency"):
-        shutil.copytree(environment / part, home / part, ignore=_PIPS)
-    for installer in home.rglob("*.dist-info/INSTALLER"):
-        installer.write_text("debian\n", encoding="ascii")
+        (home / part).parent.mkdir(parents=True)
+        run("cp", "-R", environment / part, home / part)
+    for info in home.rglob("*.dist-info"):
+        (info / "INSTALLER").write_text("debian\n", encoding="ascii")
+        for name in _PIPS:
+            (info / name).unlink(missing_ok=True)
     (home / "bin").mkdir()
     (home / "bin/python").symlink_to(f"/usr/bin/{PYTHON}")
     for name in ("python3", PYTHON):

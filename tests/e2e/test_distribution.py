@@ -12,7 +12,9 @@ import sys
 import tarfile
 import zipfile
 from collections.abc import Iterator
+from contextlib import redirect_stdout
 from email import message_from_bytes
+from io import StringIO
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,6 +22,7 @@ import httpx
 import pytest
 
 from exporter import __version__
+from exporter.cli import main
 from release import build, deb
 from tests.archives import unpack
 from tests.e2e.running import ROOT, Page, environment, running
@@ -217,8 +220,11 @@ def _package(python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def next_version(package: Path, folder: Path) -> Path:
     """The next release's package: another default configuration, and the libraries gone."""
-    subprocess.run(["dpkg-deb", "--raw-extract", f"{package}", f"{folder}"], check=True)
-    shutil.rmtree(folder / deb.HOME / "lib")
+    folder.mkdir()
+    subprocess.run(["dpkg-deb", "--control", f"{package}", f"{folder}/DEBIAN"], check=True)
+    with subprocess.Popen(["dpkg-deb", "--fsys-tarfile", f"{package}"], stdout=subprocess.PIPE) as files:
+        words = ["tar", "--extract", f"--exclude=./{deb.HOME}/lib", f"--directory={folder}"]
+        subprocess.run(words, stdin=files.stdout, check=True)
     with (folder / deb.CONFIG).open("a") as config:
         config.write("# A new default.\n")
     control = folder / "DEBIAN/control"
@@ -283,7 +289,9 @@ def test_the_package_installs_upgrades_and_goes_on_a_bare_debian(package: Path, 
         "750 root:gpu-efficiency", "640 root:gpu-efficiency", "1775 root:gpu-efficiency",
     ]  # fmt: skip
     for shell, file in deb.COMPLETIONS.items():
-        node.run(f"gpu-efficiency completion {shell} | cmp - /{file}")
+        with redirect_stdout(StringIO()) as written:
+            main(["completion", shell])
+        assert (node.root / file).read_text() == written.getvalue()
     page = node.root / "usr/share/man/man1/gpu-efficiency.1.gz"
     assert gzip.decompress(page.read_bytes()) == (ROOT / "docs/gpu-efficiency.1").read_bytes()
     units = node.root / "usr/lib/systemd/system"
@@ -316,10 +324,12 @@ class Packaged(Node):
         self.world()
         self.drop_in("stand-in", f"[Service]\nEnvironment=NVML_STUB_SCRIPT={WORLD}\n")
         machine.path("/usr/sbin/policy-rc.d").unlink(missing_ok=True)  # a container's refusal to start services
-        self.install()
+        machine.run("dpkg", "--force-unsafe-io", "--install", "/srv/package.deb")
 
-    def install(self) -> None:
-        self.machine.run("dpkg", "--force-unsafe-io", "--install", "/srv/package.deb")
+    def upgrade(self) -> None:
+        """Do what dpkg does after it has unpacked the next version."""
+        script = f"/var/lib/dpkg/info/{deb.NAME}.postinst"
+        self.machine.run(script, "configure", __version__, DPKG_MAINTSCRIPT_PACKAGE=deb.NAME)
 
     def enabled(self, unit: str = UNIT) -> bool:
         return self.machine.tried("systemctl", "is-enabled", unit).stdout == "enabled\n"
@@ -339,7 +349,7 @@ def test_the_package_starts_the_daemon_restarts_it_and_takes_it_away(package: Pa
 
         before = node.pid()
         machine.run("systemctl", "disable", UNIT)
-        node.install()
+        node.upgrade()
         paid = page.total("paid_seconds_total")
         node.until(lambda page: page.total("paid_seconds_total") >= paid, "its counters go on")
         assert node.pid() != before
