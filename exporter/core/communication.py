@@ -24,10 +24,14 @@ SHORTEST_BURST, LONGEST_BURST = 50 * MS, 250 * MS
 """Length of a reading that may hold a single kernel; shorter ones are rests of others."""
 _MIN_COLLECTIVES = 400
 """Milliseconds of readings that only communicate, from which on their level is known."""
+_MIN_EXCHANGES = 10_000
+"""The same of longer readings, in which the links move data meanwhile."""
 _MIN_SHARES = 0.01, 0.1
 """Share of all busy readings that must communicate only, and that must compute only."""
 _FULL_TRUST = 0.05
 """E: with this share of busy readings that communicate only, few kernels that communicate hide in the others."""
+_FULL_TRUST_OF_LONG = 0.1
+"""E: the same for longer readings: most of them hold kernels of both kinds."""
 _MIN_DISTANCE = 0.08
 """Smallest difference of the two levels that can be told from noise."""
 LEVEL_ERROR = 0.07
@@ -113,6 +117,8 @@ class LevelTracker(Struct, eq=False):
     """Milliseconds of all busy readings by SM activity per engine activity."""
     pipes: PipeUse = field(default_factory=PipeUse)
     stages: StageWaits = field(default_factory=StageWaits)
+    exchange_bins: list[int] = field(default_factory=list)
+    """Milliseconds of longer readings in which the links moved data and nothing else happened, likewise."""
 
     def add(self, parts: Sequence["Part"], policy: Policy) -> None:
         """Add what all the job's GPUs did in one observation."""
@@ -165,6 +171,8 @@ class LevelTracker(Struct, eq=False):
         reading, sm = ev.reading, ev.sm or 0.0
         ms = (end - start) // MS
         _add_to_bin(self.density_bins, sm / ev.engine, ms)
+        if reading.end - reading.start > LONGEST_BURST and exchanges_only(ev, policy):
+            _add_to_bin(self.exchange_bins, sm / ev.engine, ms)
         if start != reading.start or not SHORTEST_BURST <= reading.end - reading.start <= LONGEST_BURST:
             return
         self.busy += ms
@@ -205,6 +213,12 @@ class LevelTracker(Struct, eq=False):
             computing = self._computing_level(communicating, policy)
             if computing - communicating >= _MIN_DISTANCE:
                 trust = min(1.0, self.communicating / self.busy / _FULL_TRUST)
+                return SmLevels(computing, communicating, trust, dense, pipe, bubbles)
+        exchanging, busy = sum(self.exchange_bins), sum(self.density_bins)
+        if exchanging >= max(_MIN_EXCHANGES, few * busy):
+            computing, communicating = _quantile(self.density_bins, 0.95), _quantile(self.exchange_bins, 0.5)
+            if computing - communicating >= _MIN_DISTANCE:
+                trust = min(1.0, exchanging / busy / _FULL_TRUST_OF_LONG)
                 return SmLevels(computing, communicating, trust, dense, pipe, bubbles)
         return SmLevels(policy.computing_sm, policy.collective_sm, dense=dense, pipe=pipe, bubbles=bubbles)
 
@@ -272,6 +286,12 @@ def only_communicates(ev: Evidence) -> bool:
         and fp < _NO_FP
         and (ev.sm or 0.0) < _FEW_SMS * engine
     )
+
+
+def exchanges_only(ev: Evidence, policy: Policy) -> bool:
+    """Whether nothing but a communication kernel ran, and the links moved data."""
+    rate = _link_rate_and_capacity(ev)[0]
+    return rate is not None and rate >= policy.spin_nvlink_bytes_per_second and only_communicates(ev)
 
 
 def own_dram(ev: Evidence) -> float:
@@ -358,6 +378,8 @@ def _assumed(ev: Evidence, sm: float, policy: Policy, *, dense: bool) -> Estimat
     high = max(0.0, min(idle, ev.engine - computes))
     low = min(_link_time(ev, policy), high)
     share = policy.exposed_share_dense if dense else policy.exposed_share_sparse
+    if exchanges_only(ev, policy):
+        share = 1.0
     return Estimate(low + share * (high - low), low, high)
 
 

@@ -108,6 +108,40 @@ def test_without_short_readings_the_estimate_lies_between_two_bounds() -> None:
     assert later["exposed_communication"] == pytest.approx(LOW + 0.85 * (HIGH - LOW), abs=2e-6)
 
 
+SLOW: Signals = TALKS | {"nvlink_tx_bytes_per_second": 2e9, "nvlink_rx_bytes_per_second": 2e9, "dram_active": 0.005}
+"""A collective that another network holds back: the links are almost at rest."""
+
+
+def test_a_long_reading_that_only_exchanges_data_is_all_communication() -> None:
+    """Up to what idle SMs allow, although links at that rate would take a hundredth of the time."""
+    ledger = opened()
+    assert lost(ledger, 0, 1, SLOW)["exposed_communication"] > 0.99
+    still = SLOW | {"nvlink_tx_bytes_per_second": 1e6, "nvlink_rx_bytes_per_second": 1e6}
+    assert lost(ledger, 1, 2, still)["exposed_communication"] < 0.2, "a small kernel, perhaps"
+
+
+def test_without_short_readings_long_ones_that_only_exchange_data_measure_the_levels() -> None:
+    """One of ten, at least ten seconds of them, is trusted; with fewer the policy's levels have a part."""
+    ledger = opened()
+    for second in range(120):
+        advance(ledger, seen(second + 1, reading(second, second + 1, SLOW if second % 10 == 0 else COMPUTES)))
+    assert levels(ledger, 60) == SmLevels(0.955, 0.14, dense=True), "six seconds"
+    lost(ledger, 120, 180)
+    found = levels(ledger, 120)
+    assert (found.computing, found.communicating, found.dense) == (0.91, 0.11, True)
+    assert found.trust == pytest.approx(1.0)
+    lost(ledger, 180, 240)
+    assert levels(ledger, 180).trust == pytest.approx(12 / 180 / 0.1)
+
+
+def test_long_readings_that_all_exchange_data_measure_no_level_of_computing() -> None:
+    ledger = opened()
+    for second in range(60):
+        advance(ledger, seen(second + 1, reading(second, second + 1, SLOW)))
+    lost(ledger, 60, 120)
+    assert levels(ledger, 60) == SmLevels(0.955, 0.14)
+
+
 def test_a_job_with_small_kernels_loses_its_idle_sms_to_them() -> None:
     """A bit more than a third of the SMs are the limit, in 95 % of the time."""
     ledger = opened()
