@@ -129,6 +129,7 @@ def world(
 
 
 NODE = world((gpu(0), gpu(1)))
+SIMULATED = replace(NODE, meta=replace(NODE.meta, simulated=True))
 """One GPU at work for a minute, one nobody holds."""
 
 
@@ -309,10 +310,11 @@ def test_head_says_what_get_would(live: Site, path: str) -> None:
     [
         (Box(None), "nothing has been sampled yet"),
         (Box(None, error="NVML: driver not loaded"), "NVML: driver not loaded"),
-        (Box(age=37 * S), "the newest sample is 37 s old (10 s allowed)"),
+        (Box(age=37 * S), "the newest sample is 37 s old (10 s allowed): the sampling loop gives no reason"),
+        (Box(SIMULATED, age=37 * S), "(10 s allowed): the simulated hours before the start are still being computed"),
         (Box(age=37 * S, error="the source hangs"), "the source hangs"),
     ],
-    ids=["none", "none_and_why", "stale", "stale_and_why"],
+    ids=["none", "none_and_why", "stale", "simulated", "stale_and_why"],
 )
 def test_without_a_live_sample_nothing_is_served_as_live(box: Box, why: str) -> None:
     with serving(box) as site:

@@ -65,6 +65,10 @@ class LatestSnapshot(Struct, frozen=True):
     problem: str = ""
 
 
+_SILENT = "the sampling loop gives no reason; read the exporter's log and restart it"
+_SIMULATED_PAST = "the simulated hours before the start are still being computed"
+
+
 class SnapshotProvider(Struct, frozen=True, kw_only=True):
     """Returns the newest snapshot and checks its age."""
 
@@ -83,7 +87,8 @@ class SnapshotProvider(Struct, frozen=True, kw_only=True):
         age = max(0, self.now() - snapshot.at)
         if age <= self.max_age_seconds * SECOND:
             return LatestSnapshot(snapshot, age)
-        why = self.why_not() or "the sampling loop gives no reason; read the exporter's log and restart it"
+        silent = _SIMULATED_PAST if snapshot.meta.simulated else _SILENT
+        why = self.why_not() or silent
         limit = f"{self.max_age_seconds:g} s allowed"
         return LatestSnapshot(snapshot, age, f"the newest sample is {age / SECOND:.0f} s old ({limit}): {why}")
 
