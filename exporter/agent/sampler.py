@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -39,12 +40,14 @@ from exporter.core.model import (
 from exporter.formatting import escape_surrogates
 from exporter.redact import redact_secrets
 from exporter.schedulers.base import Member, Scheduler, SchedulerError, SchedulerState
-from exporter.schedulers.page_labels import PageOwners
 from exporter.schedulers.privacy import MaskedScheduler, UserMask, without_paths
 from exporter.schedulers.rules import Rules
 from exporter.sources.base import ReadResult, SourceError
 from exporter.sources.selector import SourceSelector
 from exporter.workloads import WorkloadListener, WorkloadProcess, WorkloadUpdate
+
+if TYPE_CHECKING:  # it imports Unix's own modules, which commands that only ask other nodes do without
+    from exporter.schedulers.page_labels import PageOwners
 
 
 class RankTracker:
@@ -177,7 +180,7 @@ class Collector:
         inventory_file: InventoryFile | None = None,
         listeners: Sequence[WorkloadListener] = (),
         mask: UserMask | None = None,
-        page_owners: PageOwners | None = None,
+        page_owners: "PageOwners | None" = None,
     ) -> None:
         """`mask` replaces user names in everything collected; None: they are kept.
 
