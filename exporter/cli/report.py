@@ -29,7 +29,7 @@ from exporter.files import OutputError, may_exist, write_output
 from exporter.preview.prometheus import PrometheusClient, PrometheusError, PrometheusSeries
 from exporter.redact import redact_secrets
 from exporter.report.analysis import compare_reports, estimate_changes
-from exporter.report.build import EnergyTerms
+from exporter.report.energy import EnergyTerms, carbon_notes
 from exporter.report.job_names import find_named, members_message, naming_notes, split_step
 from exporter.report.model import JobIdentity, JobReport, ReportComparison, ReportError
 from exporter.report.nodes import NodeQueryError, NodeRecords, fetch_records
@@ -61,6 +61,7 @@ from exporter.report.usage import (
     Period,
     UsageInputs,
     default_period,
+    hours_unknown,
     job_identity,
     latest_records,
     peak_gpus,
@@ -287,7 +288,7 @@ def _sums_from_records(
     records, sources = _gather(args, wanted, lambda store: store.summaries(wanted, cuts))
     unique = len(args.store) == 1 and not args.node
     passed = UsageInputs(records if unique else latest_records(sorted(records, key=attrgetter("end"))), team=only.team)
-    usage = tuple(usage_records(passed, spans))
+    usage = tuple(usage_records(passed, spans, energy=sources.energy, carbon=sources.carbon))
     if not usage:
         why = "; ".join((f"as far as the {sources.source} know", *sources.unanswered))
         raise ReportError(f"no job{_filter_text(only)} held a GPU in that time, {why}")
@@ -300,8 +301,11 @@ def _sums_from_records(
     return summarize(
         usage, spans, about=_scope_text(only, whole=args.gpus is not None), by=args.by or "", every=every,
         source=sources.source, start=span.start, end=span.end, fleet=fleet,
-        unseen=(*sources.unanswered, *sources.notes, *_unheld_notes(args, fleet)), simulated=passed.simulated,
-        energy=sources.energy,
+        unseen=(
+            *sources.unanswered, *sources.notes, *_unheld_notes(args, fleet),
+            *carbon_notes(hours_unknown(usage), sources.carbon),
+        ),
+        simulated=passed.simulated,
     )  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from exporter.core.model import SECOND
 from exporter.core.pipes import NONE, PIPE_NOTES, TENSOR
 from exporter.core.policy import Policy
 from exporter.formatting import JOULES_PER_KWH, format_percent, format_time
+from exporter.report.energy import EnergyTerms, with_energy
 from exporter.report.model import (
     CommunicationSummary,
     CourseInterval,
@@ -481,13 +482,6 @@ _FULL_SHARE = 0.999
 """A lower share shows as less than 100.0 %."""
 
 
-class EnergyTerms(Struct, frozen=True):
-    """What a kilowatt-hour costs; None: not known."""
-
-    price_per_kwh: float | None = None
-    currency: str = ""
-
-
 class RunData(Struct, frozen=True, kw_only=True):
     """One run of a job over all its nodes, whichever source it was read from. None or empty: not reported."""
 
@@ -512,7 +506,8 @@ class RunData(Struct, frozen=True, kw_only=True):
     energy: EnergyTerms = EnergyTerms()
     grams_co2_per_kwh: float | None = None
     """Mean of the run's energy."""
-    energy_useful: float | None = None
+    joules_by_leak: Mapping[str, float] = {}
+    """Empty if the source has only the sum."""
     activity: dict[str, float] = {}
     activity_deviation: float | None = None
     smallest_slice: str = ""
@@ -531,7 +526,8 @@ def build_report(run: RunData) -> JobReport:
     books, training = run.books, training_summary(run)
     waterfall, by_leak = books.waterfall(), books.by_leak()
     kwh, terms = None if run.joules is None else run.joules / JOULES_PER_KWH, run.energy
-    layers, nodes, energy_useful = books.layer_ratios(), books.node_shares(), run.energy_useful
+    layers, nodes = books.layer_ratios(), books.node_shares()
+    energy_useful = ratio(run.joules_by_leak.get("useful", 0.0), sum(run.joules_by_leak.values()))
     if run.useful_pipe == NONE:  # the minute before that was seen is no reason to claim 0 %
         layers, energy_useful = replace(layers, emfu=None, product=None, floor=None), None
         nodes = tuple(replace(node, product=None) for node in nodes)
@@ -548,7 +544,12 @@ def build_report(run: RunData) -> JobReport:
         money=books.money({node: sum(parts.values()) for node, parts in books.parts.items()}),
         energy_kwh=kwh,
         layers=layers,
-        parts=waterfall,
+        parts=with_energy(
+            waterfall,
+            run.joules_by_leak,
+            money=_energy_amounts(run, terms.price_per_kwh),
+            grams=_energy_amounts(run, run.grams_co2_per_kwh),
+        ),
         evidence=_evidence_shares(waterfall),
         ofu=run.ofu,
         activity=run.activity,
@@ -573,6 +574,13 @@ def build_report(run: RunData) -> JobReport:
         communication=run.communication,
         useful_pipe=run.useful_pipe if run.useful_pipe in PIPE_NOTES else UNSET,
     )
+
+
+def _energy_amounts(run: RunData, per_kwh: float | None) -> dict[str, float] | None:
+    """Return an amount for the energy of each leak; None if the amount of a kilowatt-hour is not known."""
+    if per_kwh is None:
+        return None
+    return {leak: joules / JOULES_PER_KWH * per_kwh for leak, joules in run.joules_by_leak.items()}
 
 
 def earlier_run_note(end: float) -> str:

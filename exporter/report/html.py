@@ -20,7 +20,7 @@ from exporter.report.charts import lost_parts, part_kind, waterfall_total
 from exporter.report.model import JobReport, LayerRatios, ReportComparison
 from exporter.report.summary import SummaryRow, UsageSummary
 from exporter.report.svg import escaped
-from exporter.report.text import ADVICE_TITLE, MAX_LEAKS, ReportTable, TableRow, plural
+from exporter.report.text import ADVICE_TITLE, MAX_LEAKS, ReportTable, TableRow, energy_suffix, plural
 
 _FILLED = ("gau", "ectr", "emfu", "useful")
 
@@ -116,6 +116,7 @@ def _page(report: AnyReport) -> dict[str, object]:
             return {
                 "title": f"Job {report.who.shown_id}", "simulated": report.simulated, "running": report.when.running,
                 "charts": _safe_charts(charts.job_charts(report)), **_useful_part(report, size, report.currency),
+                "energy_currency": report.energy_currency,
             }  # fmt: skip
         case ReportComparison(first=first, second=second):
             return {
@@ -129,6 +130,7 @@ def _page(report: AnyReport) -> dict[str, object]:
                 "title": f"GPU efficiency: {report.about}", "simulated": report.simulated, "running": False,
                 "charts": _safe_charts(charts.summary_charts(report)),
                 **_useful_part(whole, [plural(whole.jobs, "job")], report.currency),
+                "energy_currency": report.energy_currency,
             }  # fmt: skip
 
 
@@ -193,6 +195,7 @@ def _breakable(cell: str) -> Markup:
 
 _TEMPLATES.filters |= {
     "breakable": _breakable,
+    "energy_suffix": energy_suffix,
     "hundredths": "{:,.2f}".format,
     "numeric_columns": _numeric_columns,
     "part_kind": part_kind,

@@ -224,6 +224,11 @@ class WaterfallPart(Struct, frozen=True, kw_only=True):
     low_gpu_hours: float | UnsetType = UNSET
     high_gpu_hours: float | UnsetType = UNSET
     """The least and the most that it may be; absent if it rests on no estimate, or the source has no bounds."""
+    energy_kwh: float | UnsetType = UNSET
+    """Energy used in this time. Absent if the source has only the sum of all."""
+    energy_money: float | UnsetType = UNSET
+    """Its price; no part of `money`. Absent as that of the sum is."""
+    co2_kg: float | UnsetType = UNSET
 
 
 class NodeShare(Struct, frozen=True, kw_only=True):

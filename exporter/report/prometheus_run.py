@@ -11,7 +11,8 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from exporter.core.prices import NO_PRICE
-from exporter.report.build import EnergyTerms, latest_maximum, sum_by_key, weighted_mean
+from exporter.report.build import latest_maximum, sum_by_key, weighted_mean
+from exporter.report.energy import EnergyTerms
 from exporter.report.query import (
     LOOKBACK_SECONDS,
     MAX_SAMPLES_READ,

@@ -8,10 +8,13 @@ from exporter.report.model import WaterfallPart
 from exporter.report.summary import EmfuGain, FleetUsage, RentComparison, SummaryRow, TrendPoint, UsageSummary
 from exporter.report.text import (
     ADVICE_TITLE,
+    CARBON_UNIT,
     MAX_LEAKS,
     ReportTable,
     TableRow,
     advice_details,
+    energy_suffix,
+    energy_table,
     layer_product,
     more_note,
     plural,
@@ -119,6 +122,7 @@ def summary_tables(summary: UsageSummary) -> Iterator[ReportTable]:
     yield _ranking_table(summary)
     yield _energy_table(summary)
     yield _waterfall_table(summary)
+    yield energy_table(summary.parts, summary.energy_currency)
     yield ReportTable(title=ADVICE_TITLE, prose=tuple(_advice_lines(summary)))
     yield _trend_table(summary)
     yield from worth_tables(summary)
@@ -188,7 +192,8 @@ def _summary_facts(summary: UsageSummary) -> Iterator[str]:
 
 def _energy_text(row: SummaryRow, summary: UsageSummary) -> str:
     price = "" if row.energy_money is None else f" for {amount_text(row.energy_money)} {summary.energy_currency}"
-    return f"{format_amount(row.energy_kwh)} kWh{price}"
+    carbon = "" if row.co2_kg is None else f" with {format_amount(row.co2_kg)} kg of CO2"
+    return f"{format_amount(row.energy_kwh)} kWh{price}{carbon}"
 
 
 def _yearly_loss(summary: UsageSummary) -> str:
@@ -221,11 +226,24 @@ def _ranking_table(summary: UsageSummary) -> ReportTable:
 
 
 def _energy_table(summary: UsageSummary) -> ReportTable:
-    """Return who used most energy; empty without its price."""
-    most = sorted((row for row in summary.rows if row.energy_money), key=lambda row: -(row.energy_money or 0.0))
-    rows = tuple((row.name, f"{row.energy_kwh:,.2f}", f"{row.energy_money:,.2f}") for row in most[:MAX_ROWS])
-    head = (f"Energy by {summary.by}", "kWh", summary.energy_currency)
-    return ReportTable(head=head, rows=rows, prose=more_note(len(most) - len(rows)))
+    """Return who used most energy; empty if neither its price nor its carbon is known."""
+    priced, known = summary.whole.energy_money is not None, summary.whole.co2_kg is not None
+    if not priced and not known:
+        return ReportTable()
+    used = [row for row in summary.rows if row.energy_kwh is not None]
+    used.sort(key=lambda row: (-(row.energy_money or 0.0), -(row.energy_kwh or 0.0), row.name))
+    rows = tuple(
+        (
+            row.name, f"{row.energy_kwh:,.2f}", *((f"{row.energy_money or 0:,.2f}",) if priced else ()),
+            *((f"{row.co2_kg or 0:,.2f}",) if known else ()),
+        )
+        for row in used[:MAX_ROWS]
+    )  # fmt: skip
+    head = (
+        f"Energy by {summary.by}", "kWh", *((summary.energy_currency,) if priced else ()),
+        *((CARBON_UNIT,) if known else ()),
+    )  # fmt: skip
+    return ReportTable(head=head, rows=rows, prose=more_note(len(used) - len(rows)))
 
 
 def _ranking_row(row: SummaryRow, summary: UsageSummary) -> TableRow:
@@ -260,7 +278,8 @@ def _advice_lines(summary: UsageSummary) -> Iterator[str]:
     if not summary.losses:
         yield "Nothing was lost."
     for number, part in enumerate(summary.losses[:MAX_LEAKS], 1):
-        yield f"{number}. {part.name}: {_money_and_hours(part.gpu_hours, part.money, summary)}"
+        lost = _money_and_hours(part.gpu_hours, part.money, summary)
+        yield f"{number}. {part.name}: {lost}{energy_suffix(part, summary.energy_currency)}"
         if holders := _largest_holders(part, summary):
             yield f"   whose: {holders}"
         yield from advice_details(part)

@@ -22,7 +22,6 @@ from exporter.formatting import format_amount, format_percent
 from exporter.report.build import (
     LAYER_BY_LEAK,
     NANOSECONDS_PER_HOUR,
-    EnergyTerms,
     JobBooks,
     LatencyValue,
     ReportedTraining,
@@ -40,8 +39,8 @@ from exporter.report.build import (
     weighted_mean,
     with_tokens,
 )
-from exporter.report.carbon import EnergyInterval, carbon_notes, mean_intensity
 from exporter.report.communication import communication_summary
+from exporter.report.energy import EnergyInterval, EnergyTerms, carbon_notes, mean_intensity
 from exporter.report.model import (
     CourseInterval,
     JobIdentity,
@@ -397,7 +396,6 @@ def join_records(
     run = _find_run(records, job_id, at, sources)
     books, run_records = record_books(run), run.records
     energy = _sum_labels(record.energy for record in run_records)
-    joules = sum(energy.values())
     intensity = mean_intensity(_energy_intervals(run), sources.carbon)
     data = RunData(
         source=sources.source,
@@ -405,8 +403,8 @@ def join_records(
         period=RunPeriod(start=run.start, end=run.end, running=run.running),
         books=books,
         models=tuple(sorted({model for record in run_records for model in record.models})),
-        joules=joules or None,
-        energy_useful=energy.get("useful", 0.0) / joules if joules else None,
+        joules=sum(energy.values()) or None,
+        joules_by_leak=energy,
         energy=sources.energy,
         grams_co2_per_kwh=intensity.grams_per_kwh,
         ofu=_ofu(run_records),
@@ -427,7 +425,7 @@ def join_records(
         communication=communication_summary(run_records),
         useful_pipe=Counter(node_run.last.useful_pipe for node_run in run.node_runs).most_common(1)[0][0],
         simulated=any(record.simulated for record in run_records),
-        unseen=(*_unseen_notes(run, sources), *carbon_notes(intensity, sources.carbon)),
+        unseen=(*_unseen_notes(run, sources), *carbon_notes(intensity.hours_unknown, sources.carbon)),
     )
     return build_report(data)
 

@@ -5,7 +5,7 @@ Also compares owned with rented GPUs, and estimates what a higher eMFU would sav
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from operator import attrgetter
 
@@ -14,10 +14,11 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from exporter.core.prices import NO_PRICE
-from exporter.formatting import JOULES_PER_KWH
-from exporter.report.build import LAYER_BY_LEAK, NOT_LOST, EnergyTerms, layer_ratios, waterfall_order, with_guidance
+from exporter.formatting import JOULES_PER_KWH, format_amount
+from exporter.report.build import LAYER_BY_LEAK, NOT_LOST, layer_ratios, waterfall_order, with_guidance
+from exporter.report.energy import with_energy
 from exporter.report.model import LOSS_LAYERS, JobIdentity, LayerRatios, WaterfallPart
-from exporter.report.usage import Period, UsageRecord
+from exporter.report.usage import NOT_SPLIT, Period, UsageRecord
 
 HOURS_PER_YEAR = 8760.0
 HOUR_SECONDS = 3600.0
@@ -43,6 +44,8 @@ class SummaryRow(Struct, frozen=True, kw_only=True):
     """None if it is not known."""
     energy_money: float | None = None
     """Price of the energy; no part of `money`. None if the price of a kilowatt-hour is not known."""
+    co2_kg: float | None = None
+    """None if the carbon intensity of any of the energy is not known."""
     leaks: dict[str, float] = {}
     """GPU-hours by leak, the largest first."""
     track: tuple[float | None, ...] = ()
@@ -119,7 +122,7 @@ class UsageSummary(Struct, frozen=True, kw_only=True):
     currency: str
     """Empty if no price is known, or there are several currencies."""
     energy_currency: str = ""
-    """Currency of `energy_money`."""
+    """Currency of `energy_money`; empty if no price of energy is known, or there are several currencies."""
     whole: SummaryRow
     rows: tuple[SummaryRow, ...]
     """Sorted by loss, the largest first."""
@@ -257,17 +260,19 @@ GROUPINGS = ("user", "account", "namespace", "team", "job", "partition")
 class _UsageSum:
     """The sum of usage records."""
 
-    def __init__(self, currency: str, price_per_kwh: float | None) -> None:
-        self._currency, self._price_per_kwh = currency, price_per_kwh
-        self.joules = 0.0
+    def __init__(self, currency: str, energy_currency: str) -> None:
+        self._currency, self._energy_currency = currency, energy_currency
         self.seconds: dict[str, float] = defaultdict(float)
         self.money: dict[str, float] = defaultdict(float)
+        self.joules: dict[str, float] = defaultdict(float)
+        self.energy_money: dict[str, float] = defaultdict(float)
+        self.grams: dict[str, float] = defaultdict(float)
+        self.intensity_known = True
         self.jobs: set[tuple[str, str]] = set()
         self.identity: JobIdentity | None = None
 
     def add(self, record: UsageRecord) -> None:
         seconds, money = self.seconds, self.money
-        self.joules += record.joules
         for leak, value in record.seconds.items():
             seconds[leak] += value
         if self._currency:
@@ -275,15 +280,27 @@ class _UsageSum:
             price = record.money.get(self._currency, 0.0) / total if total else 0.0
             for leak, value in record.seconds.items():
                 money[leak] += price * value
+        if record.energy:
+            self._add_energy(record)
         if record.identity.job_id:
             self.jobs.add((record.identity.cluster, record.identity.job_id))
             self.identity = record.identity
 
+    def _add_energy(self, record: UsageRecord) -> None:
+        joules, grams_per_kwh = sum(record.energy.values()), record.intensity.grams_per_kwh
+        price = record.energy_money.get(self._energy_currency, 0.0) / joules if joules else 0.0
+        for leak, value in record.energy.items():
+            self.joules[leak] += value
+            self.energy_money[leak] += price * value
+            self.grams[leak] += (grams_per_kwh or 0.0) * value / JOULES_PER_KWH
+        self.intensity_known = self.intensity_known and grams_per_kwh is not None
+
     def merge(self, other: "_UsageSum") -> None:
-        for mine, more in ((self.seconds, other.seconds), (self.money, other.money)):
-            for leak, value in more.items():
+        for name in ("seconds", "money", "joules", "energy_money", "grams"):
+            mine = getattr(self, name)
+            for leak, value in getattr(other, name).items():
                 mine[leak] += value
-        self.joules += other.joules
+        self.intensity_known = self.intensity_known and other.intensity_known
         self.jobs |= other.jobs
         self.identity = other.identity or self.identity
 
@@ -305,7 +322,7 @@ class _UsageSum:
     def summary_row(self, name: str, *, about: str = "", track: tuple[float | None, ...] = ()) -> SummaryRow:
         losses = {leak: value for leak, value in self.seconds.items() if leak not in NOT_LOST and value > 0}
         order = sorted(losses, key=lambda leak: (-losses[leak], leak))
-        total, kwh = self.total, self.joules / JOULES_PER_KWH or None
+        total, kwh = self.total, sum(self.joules.values()) / JOULES_PER_KWH or None
         return SummaryRow(
             name=name,
             about=about,
@@ -318,14 +335,20 @@ class _UsageSum:
             lost_money=self.money_or_none(self.lost_amount(self.money)),
             worst=order[0] if order else "",
             energy_kwh=kwh,
-            energy_money=None if kwh is None or self._price_per_kwh is None else kwh * self._price_per_kwh,
+            energy_money=sum(self.energy_money.values()) if kwh is not None and self._energy_currency else None,
+            co2_kg=sum(self.grams.values()) / 1000 if kwh is not None and self.intensity_known else None,
             leaks={leak: losses[leak] / HOUR_SECONDS for leak in order},
             track=track,
         )
 
     def parts(self) -> tuple[WaterfallPart, ...]:
         sums = {leak: value for leak, value in self.seconds.items() if value > 0}
-        return tuple(self._waterfall_part(leak) for leak in waterfall_order(sums))
+        return with_energy(
+            (self._waterfall_part(leak) for leak in waterfall_order(sums)),
+            {} if NOT_SPLIT in self.joules else self.joules,
+            money=self.energy_money if self._energy_currency else None,
+            grams=self.grams if self.intensity_known else None,
+        )
 
     def _waterfall_part(self, leak: str) -> WaterfallPart:
         part = WaterfallPart(
@@ -338,18 +361,15 @@ class _UsageSum:
         return with_guidance(part, attrgetter("evidence"))
 
 
-_NO_PRICE_OF_ENERGY = EnergyTerms()
-
-
 def summarize(
     usage: Sequence[UsageRecord], periods: Sequence[Period], *, about: str, by: str, every: str, source: str,
     start: float, end: float, fleet: FleetUsage | None = None, unseen: tuple[str, ...] = (), simulated: bool = False,
-    energy: EnergyTerms = _NO_PRICE_OF_ENERGY,
 ) -> UsageSummary:  # fmt: skip
     """Sum usage records of the periods, grouped by `by`; if it is empty, by the label that most jobs have."""
     by = by or _default_grouping(usage)
-    currency = single_currency(usage)
-    empty = partial(_UsageSum, currency, energy.price_per_kwh)
+    currency = single_currency(record.money for record in usage)
+    energy_currency = single_currency(record.energy_money for record in usage)
+    empty = partial(_UsageSum, currency, energy_currency)
     sums_by_row = _sums_by_row(usage, by, empty)
     sums = {
         name: _merged_sum((by_period[n] for n in sorted(by_period)), empty) for name, by_period in sums_by_row.items()
@@ -369,14 +389,14 @@ def summarize(
         end=end,
         source=source,
         currency=currency,
-        energy_currency="" if energy.price_per_kwh is None else energy.currency,
+        energy_currency=energy_currency,
         whole=total.summary_row("all"),
         rows=tuple(sorted(rows, key=lambda row: (-(row.lost_money or 0.0), -row.lost_gpu_hours, row.name))),
         parts=total.parts(),
         trend=tuple(_trend_point(trend[n], periods[n]) for n in shown),
         models=tuple(sorted({model for record in usage for model in record.models})),
         fleet=fleet,
-        unseen=(*unseen, *_unpriced_notes(usage, currency)),
+        unseen=(*unseen, *_unpriced_notes(usage, currency), *_unpriced_energy_notes(usage, energy_currency)),
         simulated=simulated,
     )
 
@@ -402,9 +422,9 @@ def _products(by_period: Mapping[int, _UsageSum], shown: Iterable[int]) -> tuple
     return tuple(by_period[n].layer_ratios.product if n in by_period else None for n in shown)
 
 
-def single_currency(usage: Iterable[UsageRecord]) -> str:
-    """Return the only currency; empty if there is none, or several."""
-    currencies = {currency for record in usage for currency in record.money} - {NO_PRICE.currency}
+def single_currency(amounts: Iterable[Mapping[str, float]]) -> str:
+    """Return the only currency of amounts by currency; empty if there is none, or several."""
+    currencies = {currency for amount in amounts for currency in amount} - {NO_PRICE.currency}
     return currencies.pop() if len(currencies) == 1 else ""
 
 
@@ -415,6 +435,17 @@ def _unpriced_notes(usage: Iterable[UsageRecord], currency: str) -> tuple[str, .
     if hours <= 0:
         return ()
     return (f"{hours:,.2f} GPU-hours have no price: they are in the hours, and not in the money",)
+
+
+def _unpriced_energy_notes(usage: Sequence[UsageRecord], currency: str) -> Iterator[str]:
+    if not currency:
+        if any(record.energy_money for record in usage):
+            yield "the price of energy has several currencies: what it cost is not added up"
+        return
+    joules = sum(sum(record.energy.values()) for record in usage if currency not in record.energy_money)
+    if joules > 0:
+        kwh = format_amount(joules / JOULES_PER_KWH)
+        yield f"{kwh} kWh have no price: they are in the energy, and not in what it cost"
 
 
 def _default_grouping(usage: Iterable[UsageRecord]) -> str:

@@ -3,13 +3,14 @@
 A value that is not known has no row.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from textwrap import wrap
 
-from msgspec import UNSET, Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from exporter.core.pipes import PIPE_NOTES
 from exporter.formatting import NO_VALUE, format_amount, format_duration, format_percent, format_time, shorten
+from exporter.report.build import waterfall_order
 from exporter.report.model import (
     CollectiveSummary,
     CommunicationSummary,
@@ -51,7 +52,8 @@ def _advice_lines(report: JobReport) -> Iterator[str]:
     if not report.losses:
         yield "Nothing was lost."
     for number, part in enumerate(report.losses[:MAX_LEAKS], 1):
-        yield f"{number}. {part.name}: {part.gpu_hours:,.2f} GPU-hours{money_suffix(part.money, report.currency)}"
+        costs = money_suffix(part.money, report.currency) + energy_suffix(part, report.energy_currency)
+        yield f"{number}. {part.name}: {part.gpu_hours:,.2f} GPU-hours{costs}"
         yield from advice_details(part)
 
 
@@ -64,6 +66,36 @@ def advice_details(part: WaterfallPart) -> Iterator[str]:
 def money_suffix(money: float | None, currency: str) -> str:
     """Format money as a part of a list; empty without a price."""
     return "" if money is None else f", {money:,.2f} {currency}"
+
+
+def energy_suffix(part: WaterfallPart, currency: str | UnsetType) -> str:
+    """Format a leak's energy with its price as a part of a list; empty without a price."""
+    if part.energy_kwh is UNSET or part.energy_money is UNSET:
+        return ""
+    return f", {format_amount(part.energy_kwh)} kWh for {part.energy_money:,.2f} {currency}"
+
+
+CARBON_UNIT = "kg of CO2"
+
+
+def energy_table(parts: Sequence[WaterfallPart], currency: str | UnsetType) -> ReportTable:
+    """Return the energy of each leak, the most first; empty if neither its price nor its carbon is known."""
+    kwh = {part.name: part.energy_kwh for part in parts if part.energy_kwh is not UNSET and part.energy_kwh > 0}
+    money = {part.name: part.energy_money for part in parts if part.energy_money is not UNSET}
+    carbon = {part.name: part.co2_kg for part in parts if part.co2_kg is not UNSET}
+    if not kwh or not (money or carbon):
+        return ReportTable()
+    total, amounts = sum(kwh.values()), [each for each in (money, carbon) if each]
+    rows = [
+        (name, f"{kwh[name]:,.2f}", format_percent(kwh[name] / total), *(f"{each[name]:,.2f}" for each in amounts))
+        for name in waterfall_order(kwh)
+    ]
+    head = (
+        "Where the energy went", "kWh", "share", *((f"{currency}",) if money else ()),
+        *((CARBON_UNIT,) if carbon else ()),
+    )  # fmt: skip
+    last = ("all", f"{total:,.2f}", "100.0 %", *(f"{sum(each.values()):,.2f}" for each in amounts))
+    return ReportTable(head=head, rows=(*rows, last))
 
 
 def more_note(count: int) -> tuple[str, ...]:
@@ -118,6 +150,7 @@ def report_tables(report: JobReport) -> Iterator[ReportTable]:
     """Yield all tables of a job's report in order."""
     yield ReportTable(title=_report_title(report), prose=tuple(_report_facts(report)))
     yield _waterfall_table(report)
+    yield energy_table(report.parts, report.energy_currency)
     yield ReportTable(title="Why it waited", prose=tuple(_stall_lines(report)))
     yield ReportTable(title=ADVICE_TITLE, prose=tuple(_advice_lines(report)))
     what_if = tuple(line for change in report.what_if for line in _what_if_lines(report, change))

@@ -13,7 +13,9 @@ from msgspec import Struct
 
 from exporter.core.job_record import JobSample
 from exporter.core.model import SECOND, Owner
+from exporter.core.prices import CarbonIntensity
 from exporter.report.build import LAYER_BY_LEAK
+from exporter.report.energy import EnergyInterval, EnergyTerms, MeanIntensity, mean_intensity
 from exporter.report.model import JobIdentity
 
 PERIOD_SECONDS = {"hour": 3600.0, "day": 86_400.0, "week": 604_800.0}
@@ -21,6 +23,8 @@ _FIRST_MONDAY = 4 * 86_400.0
 """1970-01-05, Unix seconds: where weeks begin."""
 _LONGEST_BY_PERIOD = (("hour", 2 * 86_400.0), ("day", 35 * 86_400.0))
 """Longest range, in seconds, for which a period is the default."""
+NOT_SPLIT = ""
+"""Key of energy that is not known by leak."""
 _ENERGY_GROUP = 5
 """The last of the groups: joules, not time."""
 _SAMPLE_GROUPS = {"gau": 0, "ectr": 1, "emfu": 2, "unresolved": 2, "useful": 3, "unobserved": 4}
@@ -109,8 +113,12 @@ class UsageRecord(Struct, frozen=True, kw_only=True):
     """GPU-seconds by leak, useful, unresolved, unobserved."""
     money: dict[str, float] = {}
     """Cost by currency; empty if it has no price."""
-    joules: float = 0.0
-    """Energy of the boards."""
+    energy: dict[str, float] = {}
+    """Joules of the boards by leak; by NOT_SPLIT if the source has only the sum."""
+    energy_money: dict[str, float] = {}
+    """Price of the energy by currency; empty if it is not known."""
+    intensity: MeanIntensity = MeanIntensity(None, 0.0)
+    """Carbon intensity of the energy."""
     attributed: bool = True
     """False if the GPUs were allocated, but no series of a job covers the time."""
     models: tuple[str, ...] = ()
@@ -163,7 +171,16 @@ def split_periods(start: float, end: float, *, every: str) -> tuple[Period, ...]
     return tuple(Period(a, b) for a, b in pairwise([*cuts, end]))
 
 
-def usage_records(inputs: Iterable[UsageInput], times: Sequence[Period]) -> Iterator[UsageRecord]:
+_NO_PRICE, _NO_INTENSITY = EnergyTerms(), CarbonIntensity()
+
+
+def usage_records(
+    inputs: Iterable[UsageInput],
+    times: Sequence[Period],
+    *,
+    energy: EnergyTerms = _NO_PRICE,
+    carbon: CarbonIntensity = _NO_INTENSITY,
+) -> Iterator[UsageRecord]:
     """Split inputs into the given ascending periods; a period in which nothing was held has no record."""
     starts, ends = [period.start for period in times], [period.end for period in times]
     for usage_input in inputs:
@@ -173,13 +190,21 @@ def usage_records(inputs: Iterable[UsageInput], times: Sequence[Period]) -> Iter
         identity, total = job_identity(usage_input.owner), usage_input.paid / SECOND
         for number in range(first, end):
             seconds, joules = _amounts_within(usage_input, times[number])
+            intensity = mean_intensity(_energy_intervals(usage_input, times[number]), carbon)
             share = sum(seconds.values()) / total if total else 0.0
             if share > 0:
                 money = {currency: share * amount for currency, amount in usage_input.money.items()}
                 yield UsageRecord(
-                    period=number, identity=identity, seconds=seconds, money=money, joules=joules,
-                    models=usage_input.models,
+                    period=number, identity=identity, seconds=seconds, money=money, energy=joules,
+                    energy_money=energy.money(sum(joules.values())), intensity=intensity, models=usage_input.models,
                 )  # fmt: skip
+
+
+def hours_unknown(usage: Iterable[UsageRecord]) -> float:
+    """Return the share of the energy that was used in hours for which there is no carbon intensity of their own."""
+    weighted = [(sum(record.energy.values()), record.intensity.hours_unknown) for record in usage]
+    total = sum(joules for joules, _ in weighted)
+    return sum(joules * unknown for joules, unknown in weighted) / total if total else 0.0
 
 
 def job_identity(owner: Owner) -> JobIdentity:
@@ -190,31 +215,41 @@ def job_identity(owner: Owner) -> JobIdentity:
     )  # fmt: skip
 
 
-def _amounts_within(usage_input: UsageInput, period: Period) -> tuple[dict[str, float], float]:
-    """Return the GPU-seconds of the input in a period, by leak, and the joules."""
+def _amounts_within(usage_input: UsageInput, period: Period) -> tuple[dict[str, float], dict[str, float]]:
+    """Return the GPU-seconds and the joules of the input in a period, by leak."""
     by_leak = {leak: value / SECOND for leak, value in usage_input.parts.items()}
-    joules = sum(usage_input.energy.values())
     if period.start <= usage_input.start and usage_input.end <= period.end:
-        return by_leak, joules
-    points = _cumulative_points(usage_input, by_leak, joules)
+        return by_leak, dict(usage_input.energy)
+    points = _cumulative_points(usage_input)
     before, after = _interpolate(points, period.start), _interpolate(points, period.end)
     shares = [
         (late - early) / total if total else 0.0
         for early, late, total in zip(before, after, points[-1][1], strict=True)
     ]
     within = {leak: value * shares[_SAMPLE_GROUPS[LAYER_BY_LEAK.get(leak, "gau")]] for leak, value in by_leak.items()}
-    return {leak: value for leak, value in within.items() if value > 0}, joules * shares[_ENERGY_GROUP]
+    joules = {leak: value * shares[_ENERGY_GROUP] for leak, value in usage_input.energy.items()}
+    return {leak: value for leak, value in within.items() if value > 0}, joules
+
+
+def _energy_intervals(usage_input: UsageInput, period: Period) -> Iterator[EnergyInterval]:
+    """Yield the energy of a period between consecutive samples."""
+    points = _cumulative_points(usage_input)
+    edges = max(period.start, usage_input.start), min(period.end, usage_input.end)
+    inside = [when for when, _ in points if edges[0] < when < edges[1]]
+    for start, end in pairwise((edges[0], *inside, edges[1])):
+        before, after = (_interpolate(points, when)[_ENERGY_GROUP] for when in (start, end))
+        yield EnergyInterval(start, end, after - before)
 
 
 _Point = tuple[float, tuple[float, ...]]
 
 
-def _cumulative_points(usage_input: UsageInput, by_leak: dict[str, float], joules: float) -> list[_Point]:
+def _cumulative_points(usage_input: UsageInput) -> list[_Point]:
     """Return (Unix seconds, sum of each group), from 0 at the start to the total at the end; sums never decrease."""
     sums = [0.0] * _ENERGY_GROUP
-    for leak, value in by_leak.items():
-        sums[_SAMPLE_GROUPS[LAYER_BY_LEAK.get(leak, "gau")]] += value
-    total = (*sums, joules)
+    for leak, value in usage_input.parts.items():
+        sums[_SAMPLE_GROUPS[LAYER_BY_LEAK.get(leak, "gau")]] += value / SECOND
+    total = (*sums, sum(usage_input.energy.values()))
     points: list[_Point] = [(usage_input.start, (0.0,) * len(total))]
     for sample in usage_input.samples:
         if points[-1][0] < sample.at < usage_input.end:

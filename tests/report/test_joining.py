@@ -16,9 +16,11 @@ from exporter.core.leaks import LEAK_NAMES
 from exporter.core.model import Latency
 from exporter.core.prices import CarbonIntensity
 from exporter.core.uncertainty import Bounds
-from exporter.report.build import EnergyTerms
+from exporter.report.energy import EnergyTerms
+from exporter.report.html import render_html
 from exporter.report.model import JobReport, ReportError
 from exporter.report.records import RecordSources, join_records
+from exporter.report.text import render_text, report_tables
 from exporter.simulate.leak_scenarios import LEAK_SCENARIOS
 from exporter.simulate.scenarios import SCENARIOS
 from exporter.simulate.simulation import simulate
@@ -210,6 +212,45 @@ def test_what_the_energy_cost_and_emitted_is_of_what_was_told() -> None:
     assert (told.currency, told.energy_currency) == ("USD", "EUR"), "the energy has a currency of its own"
     untold = join(stated())
     assert (untold.co2_kg, untold.energy_money, untold.energy_currency) == (None, UNSET, UNSET)
+
+
+def test_each_leak_has_the_price_and_the_carbon_of_its_energy() -> None:
+    found = join(stated(), stated(node="n2", energy={}), energy=EnergyTerms(0.3, "EUR"), carbon=CarbonIntensity(600.0))
+    assert {part.name: (part.energy_kwh, part.energy_money, part.co2_kg) for part in found.parts} == {
+        "useful": approximately(0.5, 0.15, 0.3), "data_stall": approximately(1 / 6, 0.05, 0.1),
+        "memory_bound": approximately(1 / 3, 0.1, 0.2),
+    }  # fmt: skip
+    assert sum(part.energy_kwh for part in found.parts if part.energy_kwh is not UNSET) == found.energy_kwh
+    unpriced = join(stated()).losses
+    assert [part.energy_kwh for part in unpriced] == [pytest.approx(1 / 6), pytest.approx(1 / 3)]
+    assert {(part.energy_money, part.co2_kg) for part in unpriced} == {(UNSET, UNSET)}
+    assert {part.energy_kwh for part in join(stated(energy={}), energy=EnergyTerms(0.3, "EUR")).parts} == {UNSET}
+
+
+def approximately(*values: float) -> tuple[Any, ...]:
+    return tuple(pytest.approx(value) for value in values)
+
+
+def test_the_text_and_the_page_show_the_energy_of_each_leak_with_its_price() -> None:
+    found = join(stated(), energy=EnergyTerms(0.3, "EUR"), carbon=CarbonIntensity(600.0))
+    text = render_text(report_tables(found))
+    assert (
+        """
+Where the energy went   kWh    share   EUR  kg of CO2
+memory_bound           0.33   33.3 %  0.10       0.20
+data_stall             0.17   16.7 %  0.05       0.10
+useful                 0.50   50.0 %  0.15       0.30
+all                    1.00  100.0 %  0.30       0.60
+"""
+        in text
+    )
+    assert "1. data_stall: 0.50 GPU-hours, 1.00 USD, 0.1667 kWh for 0.05 EUR\n" in text
+    assert "<span>0.1667 kWh for 0.05 EUR</span></p>" in render_html(found, tuple(report_tables(found)))
+    unpriced = join(stated())
+    shown = render_text(report_tables(unpriced))
+    assert "Where the energy went" not in shown
+    assert "1. data_stall: 0.50 GPU-hours, 1.00 USD\n" in shown
+    assert "kWh" not in render_html(unpriced, ()), "a card without a price"
 
 
 HOURS = (int(BEGIN) // 3600, int(BEGIN) // 3600 + 1)

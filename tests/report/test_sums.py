@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from exporter.core.job_record import JobRecord, JobSample
 from exporter.core.model import Owner
+from exporter.core.prices import CarbonIntensity
 from exporter.report.model import JobIdentity
 from exporter.report.ranking import sparkline, summary_lines, summary_tables
 from exporter.report.summary import UsageSummary, summarize
@@ -125,10 +126,30 @@ def test_energy_of_a_period_is_that_between_its_samples() -> None:
     run = statement(samples=(half,), energy={"useful": 3e6, "data_stall": 1e6})
     cut = THURSDAY + HOUR / 2
     periods = [Period(THURSDAY, cut), Period(cut, THURSDAY + HOUR)]
-    assert [each.joules for each in usage_records([run], periods)] == [pytest.approx(1e6), pytest.approx(3e6)]
-    assert [each.joules for each in usage_records([run], [Period(THURSDAY, THURSDAY + HOUR)])] == [4e6]
+    first, second = (
+        {"useful": pytest.approx(part * 3e6), "data_stall": pytest.approx(part * 1e6)} for part in (0.25, 0.75)
+    )
+    assert [each.energy for each in usage_records([run], periods)] == [first, second]
+    assert [each.energy for each in usage_records([run], [Period(THURSDAY, THURSDAY + HOUR)])] == [run.energy]
     even = usage_records([replace(run, samples=())], periods)
-    assert [each.joules for each in even] == [pytest.approx(2e6)] * 2
+    assert [sum(each.energy.values()) for each in even] == [pytest.approx(2e6)] * 2
+
+
+def test_each_period_has_the_carbon_of_its_hours() -> None:
+    half = JobSample(THURSDAY + HOUR / 2, paid=7200, seen=7200, occupied=3600, computing=3600, useful=3600, joules=1e6)
+    run = statement(start=THURSDAY - HOUR / 2, end=THURSDAY + HOUR, samples=(half,), energy={"useful": 4e6})
+    number = int(THURSDAY // HOUR)
+    carbon = CarbonIntensity(100.0, hours=(number - 1, number), grams=(600.0, 300.0))
+    periods = [Period(THURSDAY - HOUR, THURSDAY + HOUR / 4), Period(THURSDAY + HOUR / 4, THURSDAY + 2 * HOUR)]
+    first, second = (each.intensity for each in usage_records([run], periods, carbon=carbon))
+    assert first == pytest.approx((500, 0)), "a third of the energy up to then is of the second hour"
+    assert second == pytest.approx((300, 0))
+    (whole,) = usage_records([run], [Period(THURSDAY - HOUR, THURSDAY + 2 * HOUR)], carbon=carbon)
+    assert whole.intensity == pytest.approx(((0.5 * 600 + 3.5 * 300) / 4, 0))
+    lone = replace(carbon, hours=(number,), grams=(300.0,), otherwise=None)
+    assert [each.intensity for each in usage_records([run], periods, carbon=lone)] == [
+        (None, pytest.approx(2 / 3)), (pytest.approx(300), 0),
+    ]  # fmt: skip
 
 
 def test_without_samples_time_is_even() -> None:

@@ -149,9 +149,47 @@ def test_the_energy_of_each_team_has_its_price_beside_that_of_its_time(tmp_path:
     page = said(f"--all --by team --store {path} {AT} --config {config}")
     assert "12.00 GPU-hours, 24.00 USD, 4 kWh for 0.80 EUR, 100.0 % observed" in page
     assert "Energy by team   kWh   EUR\nred             2.50  0.50\nblue            1.50  0.30\n\n" in page
+    parts = {part["name"]: (part["energy_kwh"], part["energy_money"]) for part in found["parts"]}
+    assert parts == {
+        "useful": (3.5, pytest.approx(0.7)), "data_stall": (0.5, pytest.approx(0.1)), "idle_allocation": (0, 0),
+        "memory_bound": (0, 0),
+    }  # fmt: skip
+    assert "Where the energy went   kWh    share   EUR\ndata_stall " in page
+    assert "GPU-hours), 0.5 kWh for 0.10 EUR\n" in page
     unpriced = said(f"--team blue --by team --store {path} {AT}")
     assert "4.00 GPU-hours, 8.00 USD, 1.5 kWh, 100.0 % observed" in unpriced
     assert "Energy by" not in unpriced
+    assert "Where the energy went" not in unpriced
+
+
+def test_totals_have_the_carbon_of_each_hour_unless_one_is_not_known(tmp_path: Path) -> None:
+    jobs = [
+        statement(owner=Owner("7", team="blue"), energy={"useful": 3.6e6}),
+        statement(owner=Owner("8", team="red"), start=THURSDAY + HOUR, end=THURSDAY + 2 * HOUR, energy={"hung": 7.2e6}),
+    ]
+    path, config = store(tmp_path / "a.db", *jobs), tmp_path / "c.toml"
+    (tmp_path / "hours.csv").write_text(
+        "Datetime (UTC),Carbon intensity\n2026-01-01 00:00:00,500\n2025-12-31 23:00:00,1\n"
+    )
+    settings = f"[energy]\ncarbon_intensity_file = '{tmp_path}/hours.csv'\n"
+    config.write_text(f"{settings}grams_co2_per_kwh = 50\n")
+    found = told(f"--all --by team --store {path} {AT} --config {config}")
+    assert {row["name"]: row["co2_kg"] for row in (*found["rows"], found["whole"])} == {
+        "blue": pytest.approx(0.5), "red": pytest.approx(0.1), "all": pytest.approx(0.6),
+    }  # fmt: skip
+    line = "66.7 % of the energy is of hours without a carbon intensity"
+    assert f"{line}: for them it is grams_co2_per_kwh, 50" in found["unseen"]
+    page = said(f"--all --by team --store {path} {AT} --config {config}")
+    assert "3 kWh with 0.6 kg of CO2, 100.0 % observed" in page
+    assert (
+        "Energy by team   kWh  kg of CO2\nred             2.00       0.10\nblue            1.00       0.50\n\n" in page
+    )
+    config.write_text(settings)
+    unknown = told(f"--all --by team --store {path} {AT} --config {config}")
+    assert {row["name"]: row["co2_kg"] for row in (*unknown["rows"], unknown["whole"])} == {
+        "blue": pytest.approx(0.5), "red": None, "all": None,
+    }  # fmt: skip
+    assert any(each.startswith(f"{line}: set grams_co2_per_kwh") for each in unknown["unseen"])
 
 
 def test_of_many_jobs_none_is_left_out(tmp_path: Path) -> None:
