@@ -1,11 +1,10 @@
-"""Computes which pending jobs would fit, which jobs were interrupted, and how far jobs are spread.
+"""Computes which pending jobs would fit, and how far jobs are spread.
 
-Fitting considers GPUs alone, not CPUs, memory or limits. Interruptions compare two successive answers; a preemption
-counts only if the scheduler reports one. Placement is left out for a level that is not known of all nodes involved.
+Fitting considers GPUs alone, not CPUs, memory or limits. Placement is left out for a level that is not known of all
+nodes involved.
 """
 
 from bisect import bisect_left
-from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 
@@ -160,115 +159,6 @@ def _split_by_type(kinds: Mapping[str, int], name: str, wanted: str, *, count: i
             taken.append((name, kind, share))
             count -= share
     return taken
-
-
-MOST_PARTITIONS_COUNTED = 199
-"""Partitions counted under their own names; all others, however many come and go, count as "other"."""
-MOST_FAILURES = 50
-"""Most recent node failures kept by name."""
-_MOST_OPEN = 100_000
-"""Most interruptions that wait for the next answer about the nodes."""
-_SEVERITY = {"draining": 1, "drained": 1, "cordoned": 1, "down": 2, "not_ready": 2}
-
-
-class NodeFailure(Struct, frozen=True):
-    """A node failure that interrupted a job."""
-
-    node: str
-    job_id: str
-    partition: str
-    at: float
-    """Unix seconds."""
-
-
-class _JobBefore(Struct, frozen=True):
-    restarts: int
-    ended: bool
-    nodes: Mapping[str, int]
-    """The nodes it last ran on, with their severity at that time."""
-    gpus: int
-
-
-class _Interruption(Struct, frozen=True):
-    """One or several interruptions of a job between two answers."""
-
-    run: ClusterJob
-    before: _JobBefore
-    times: int
-    outcome: str
-    at: float
-    """Unix seconds of the answer that showed it."""
-
-
-class InterruptionCounter:
-    """Counts interruptions from successive answers about jobs and nodes."""
-
-    def __init__(self) -> None:
-        self.jobs = Counter[tuple[str, str, str]]()
-        """By partition, cause and outcome."""
-        self.gpus = Counter[tuple[str, str, str]]()
-        """GPUs of those jobs, with the same keys."""
-        self.failures: deque[NodeFailure] = deque(maxlen=MOST_FAILURES)
-        self._past: dict[str, _JobBefore] | None = None
-        self._severity: dict[str, int] = {}
-        self._partitions: set[str] = set()
-        """The first partitions seen, which are counted under their own names."""
-        self._open: deque[_Interruption] = deque(maxlen=_MOST_OPEN)
-
-    def update_jobs(self, runs: Iterable[ClusterJob], *, at: float) -> None:
-        """Compare with the last answer; `at` is Unix seconds."""
-        now: dict[str, _JobBefore] = {}
-        for run in runs:
-            before = None if self._past is None else self._past.get(run.job_id)
-            if before is not None:
-                self._compare(run, before, at=at)
-            now[run.job_id] = self._remember(run, before)
-        self._past = now
-
-    def update_nodes(self, nodes: Iterable[ClusterNode]) -> None:
-        """Update the nodes' severity, and decide the interruptions that wait for it."""
-        self._severity = {node.name: _SEVERITY[node.state] for node in nodes if node.state in _SEVERITY}
-        while self._open:
-            self._decide(self._open.popleft())
-
-    def _remember(self, run: ClusterJob, before: _JobBefore | None) -> _JobBefore:
-        """Return the job's last running nodes with their severity at that time."""
-        if run.running:
-            nodes = {name: self._severity.get(name, 0) for name in run.nodes}
-            return _JobBefore(run.restarts, run.ended, nodes, sum(run.gpus.values()))
-        return _JobBefore(run.restarts, run.ended, before.nodes if before else {}, before.gpus if before else 0)
-
-    def _compare(self, run: ClusterJob, before: _JobBefore, *, at: float) -> None:
-        times = run.restarts - before.restarts
-        if times > 0:
-            self._decide_or_wait(_Interruption(run, before, times, "requeued", at))
-        elif run.ended and not before.ended and run.cause:
-            self._decide_or_wait(_Interruption(run, before, 1, "ended", at))
-
-    def _decide_or_wait(self, interruption: _Interruption) -> None:
-        """Decide an interruption whose cause is known; another waits for the next answer about the nodes."""
-        if interruption.run.cause or self._worse_nodes(interruption):
-            self._decide(interruption)
-        else:
-            self._open.append(interruption)
-
-    def _worse_nodes(self, interruption: _Interruption) -> list[str]:
-        return [name for name, then in interruption.before.nodes.items() if self._severity.get(name, 0) > then]
-
-    def _decide(self, interruption: _Interruption) -> None:
-        run, times = interruption.run, interruption.times
-        node = run.culprit or max(self._worse_nodes(interruption), key=lambda name: self._severity[name], default="")
-        cause = run.cause or ("node_failure" if node else "unknown")
-        key = (self._name(run.partition), cause, interruption.outcome)
-        self.jobs[key] += times
-        self.gpus[key] += times * (run.each or interruption.before.gpus)
-        if cause == "node_failure" and node:
-            self.failures.append(NodeFailure(node, run.job_id, run.partition, interruption.at))
-
-    def _name(self, partition: str) -> str:
-        if len(self._partitions) < MOST_PARTITIONS_COUNTED:
-            self._partitions.add(partition)
-        return partition if partition in self._partitions else "other"
 
 
 class Placement(Struct, frozen=True):

@@ -9,6 +9,7 @@ import asyncio
 import os
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Coroutine, Iterable, Mapping
+from datetime import datetime
 from fnmatch import fnmatchcase
 from typing import Any, TypeVar
 
@@ -120,7 +121,14 @@ def read_pods(
         if pod.spec.node_name:
             run = _run_of(pod, runs)
             by_node = Counter(run.gpus) + Counter({pod.spec.node_name: gpus.total()})
-            runs[run.job_id] = structs.replace(run, gpus=by_node, nodes=tuple(by_node), running=True)
+            runs[run.job_id] = structs.replace(
+                run,
+                gpus=by_node,
+                nodes=tuple(by_node),
+                running=True,
+                priority=max(run.priority, pod.spec.priority or 0),
+                started=_earliest(run.started, pod.status.start_time),
+            )
     labels = _NodeLabels(nodes)
     pending = [_pending(pod, gpus, labels) for pod, gpus in active if not pod.spec.node_name]
     disrupted = _add_disruptions(disruptions, runs, resources)
@@ -131,7 +139,12 @@ def read_pods(
 def _run_of(pod: ClusterPod, runs: Mapping[str, ClusterJob]) -> ClusterJob:
     """Return the pod's job so far, or a new one with the same id as on the daemon of the pod's node."""
     job_id = "/".join((pod.metadata.namespace, *job_of(pod.metadata)))
-    return runs.get(job_id) or ClusterJob(job_id, pod.metadata.namespace)
+    return runs.get(job_id) or ClusterJob(job_id, pod.metadata.namespace, priority=pod.spec.priority or 0)
+
+
+def _earliest(first: float | None, moment: datetime | None) -> float | None:
+    times = (first, None if moment is None else moment.timestamp())
+    return min((each for each in times if each is not None), default=None)
 
 
 def _add_disruptions(
@@ -146,8 +159,16 @@ def _add_disruptions(
         if gpus:
             run = _run_of(pod, found)
             culprit = pod.spec.node_name if cause == "node_failure" else ""
-            restarts = run.restarts + 1
-            found[run.job_id] = structs.replace(run, restarts=restarts, each=gpus, cause=cause, culprit=culprit)
+            condition = pod.condition("DisruptionTarget")
+            since = condition and condition.last_transition_time
+            found[run.job_id] = structs.replace(
+                run,
+                restarts=run.restarts + 1,
+                each=gpus,
+                cause=cause,
+                culprit=culprit,
+                left=since.timestamp() if since else None,
+            )
     return found
 
 
@@ -232,7 +253,7 @@ def read_nodes(nodes: Iterable[KubernetesNode], pods: Iterable[ClusterPod], *, r
     for name, gpus in parse_each(lambda pod: (pod.spec.node_name, gpus_of_pod(pod, resources)), placed)[0]:
         used[name] += gpus
     found, refused = parse_each(lambda node: _node(node, used[node.metadata.name], resources), nodes)
-    return Nodes(tuple(node for node in found if node.gpus), refused)
+    return Nodes(tuple(node for node in found if node.gpus), refused=refused)
 
 
 def _node(node: KubernetesNode, used: Counter[str], resources: tuple[str, ...]) -> ClusterNode:

@@ -1,7 +1,7 @@
 """METRICS of `gpu-efficiency cluster`, one row each, and the exposition of them.
 
 With P partitions (200 at most), N nodes (20,000 at most) of T types of GPU each, R reservations (200 at most) and J
-jobs (`cluster.max_jobs`) there are at most 70 P + N (2 + 2 T) + 3 R + 9 J + 150 series.
+jobs (`cluster.max_jobs`) there are at most 76 P + N (2 + 2 T) + 3 R + 9 J + 650 series.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -85,6 +85,7 @@ def _row(
 _QUEUE = ("partition", "reason")
 _NODE = ("node", "gpu_type")
 _LOST = ("partition", "cause", "outcome")
+_PREEMPTED = ("partition", "qos", "by_partition", "by_qos")
 _SPREAD = ("job_id", "level")
 METRICS: tuple[Metric, ...] = (
     _row(
@@ -164,8 +165,8 @@ METRICS: tuple[Metric, ...] = (
         "interruptions_total", "counter",
         "Times jobs were thrown back into the queue (outcome requeued) or ended (ended) by something else than"
         " themselves since this program began. Cause node_failure: a node it ran on has gone down, failed or been"
-        " drained since it was last seen at work; preempted: the scheduler says so; unknown: neither, which includes"
-        " Slurm's PreemptMode=REQUEUE.",
+        " drained since it was last seen at work; preempted: the scheduler says so, or a job that may preempt it took"
+        " its node at the same time; unknown: neither.",
         lambda s: sorted(s.view.interrupted_jobs.items()), _LOST,
     ),
     _row(
@@ -173,10 +174,42 @@ METRICS: tuple[Metric, ...] = (
         lambda s: sorted(s.view.interrupted_gpus.items()), _LOST,
     ),
     _row(
+        "interrupted_gpu_seconds_total", "counter",
+        "Work that those jobs lost, at most: their GPUs, times the run that was interrupted, from its start to its end"
+        " as the scheduler reports them (of a pod, its own GPUs since its job began). What a checkpoint saved is not"
+        " known here.",
+        lambda s: sorted(s.view.interrupted_gpu_seconds.items()), _LOST,
+    ),
+    _row(
         "node_failure_timestamp_seconds", "gauge",
         "When a node was seen to have failed a job, Unix seconds; the latest 50.",
         lambda s: {(each.node, each.job_id, each.partition): each.at for each in s.view.failures}.items(),
         ("node", "job_id", "partition"), unit="seconds",
+    ),
+    _row(
+        "preemptions_total", "counter",
+        "Times jobs with GPUs were preempted, by partition and QOS of the job that gave way and of the one that took"
+        " its place: that of a higher tier (priority of a pod), or of the same and another QOS, which took a node of"
+        " it at the time. by_partition unknown: no such job was seen. Beyond 199 combinations: other.",
+        lambda s: sorted(s.view.preemptions.items()), _PREEMPTED,
+    ),
+    _row(
+        "preempted_gpu_seconds_total", "counter",
+        "Work that those jobs lost, at most, as in interrupted_gpu_seconds_total.",
+        lambda s: sorted(s.view.preempted_gpu_seconds.items()), _PREEMPTED,
+    ),
+    _row(
+        "preemption_timestamp_seconds", "gauge",
+        "When a job was seen to have been preempted by another, or by one that is unknown, Unix seconds; the latest"
+        " 50.",
+        lambda s: {(each.job_id, each.by_job_id): each.at for each in s.view.latest_preemptions}.items(),
+        ("job_id", "by_job_id"), unit="seconds",
+    ),
+    _row(
+        "preemption_cost_gpu_seconds", "gauge",
+        "Work that the start of this job cost others, at most: what jobs lost that it preempted, and those that these"
+        " then preempted in turn; the 50 jobs that did so last. A job counts here only if nobody preempted it before.",
+        lambda s: s.view.preemption_costs.items(), ("job_id", "partition"), unit="seconds",
     ),
     _row(
         "job_gpus", "gauge", "GPUs of a running job of two or more; the largest jobs, as many as cluster.max_jobs.",

@@ -91,6 +91,15 @@ class ClusterJob(Struct, frozen=True):
     restarts: int = 0
     running: bool = False
     """Whether it runs on these nodes; False while it is completing."""
+    qos: str = ""
+    priority: int = 0
+    """A pod's; Slurm's preemption goes by the tier of the partition or by QOS."""
+    started: float | None = None
+    """When this run began."""
+    left: float | None = None
+    """When its last run ended, if it had one and the scheduler reports it."""
+    in_grace: bool = False
+    """It runs, but has been preempted and will be ended."""
     each: int = 0
     """GPUs lost by one restart; 0: all of the job's."""
     cause: str = ""
@@ -169,10 +178,21 @@ class ClusterNode(Struct, frozen=True):
         return {kind: count for kind, count in left.items() if count > 0}
 
 
+class Partition(Struct, frozen=True):
+    """How jobs of a Slurm partition preempt those of others (slurm.conf(5), PreemptMode and PriorityTier)."""
+
+    tier: int
+    """Where preemption goes by partition, jobs preempt those of lower tiers."""
+    preemptable: bool
+    """Whether its jobs can be preempted."""
+
+
 class Nodes(Struct, frozen=True):
     """One answer about nodes."""
 
     nodes: tuple[ClusterNode, ...] = ()
+    partitions: Mapping[str, Partition] = {}
+    """By name; empty on Kubernetes."""
     refused: int = 0
 
 

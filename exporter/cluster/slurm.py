@@ -21,6 +21,7 @@ from exporter.cluster.model import (
     Jobs,
     NodeRequirements,
     Nodes,
+    Partition,
     PendingJob,
     Reservation,
     Reservations,
@@ -33,6 +34,7 @@ from exporter.schedulers.slurm.notation import (
     count_gpus,
     expand_hostlist,
     gpus_by_type,
+    parse_count,
     parse_gres,
     parse_requested_gres,
     parse_tres,
@@ -106,20 +108,34 @@ def _cluster_job(raw: JobJson) -> ClusterJob:
     """Return what the job holds or held; empty fields for a job that never ran."""
     states = set(raw.states)
     gpus = _gpus_by_node(raw) if states & (_RUNNING_STATES | _ENDING_STATES) else {}
+    running = bool(states & _RUNNING_STATES and not states & _ENDING_STATES)
     cause = next((_FAILED_STATES[state] for state in states & _FAILED_STATES.keys()), "")
-    if not cause and read_number(raw.preempt_time):
+    preempted, ended = bool(read_number(raw.preempt_time)), bool(states & _FAILED_STATES.keys())
+    if not cause and preempted and not running:
         cause = "preempted"
     return ClusterJob(
         str(raw.job_id),
         (raw.partition or "").partition(",")[0],
         gpus,
-        nodes=expand_hostlist(raw.nodes or "") if gpus else (),
+        nodes=expand_hostlist(raw.nodes or "") if gpus or running else (),
         restarts=max(0, raw.restart_cnt or 0),
-        running=bool(gpus and states & _RUNNING_STATES and not states & _ENDING_STATES),
+        running=running,
+        qos=raw.qos or "",
+        started=read_number(raw.start_time) if running else None,
+        left=_left(raw, ended=ended, running=running),
+        in_grace=running and preempted,
         cause=cause,
         culprit=raw.failed_node or "",
-        ended=bool(states & _FAILED_STATES.keys()),
+        ended=ended,
     )
+
+
+def _left(raw: JobJson, *, ended: bool, running: bool) -> float | None:
+    """Return when its last run ended: a requeue is a submission, at the moment when all nodes are free (measured)."""
+    if ended:
+        return read_number(raw.end_time)
+    leaving = 0 if running else read_number(raw.preempt_time) or 0
+    return max(read_number(raw.submit_time) or 0, leaving) or None
 
 
 def _gpus_by_node(raw: JobJson) -> Mapping[str, int]:
@@ -211,7 +227,10 @@ def _requirements(raw: JobJson) -> NodeRequirements:
 
 _SEPARATOR = "\x1f"
 """Printed after each field; no name or list contains it."""
-_FIELDS = ("NodeList", "PartitionName", "Available", "Gres", "GresUsed", "StateComplete", "Features")
+_FIELDS = (
+    "NodeList", "PartitionName", "Available", "Gres", "GresUsed", "StateComplete", "Features", "PriorityTier",
+    "PreemptMode",
+)  # fmt: skip
 SINFO = ("--local", "-a", "-N", "-h", "-O", ",".join(f"{field}:{_SEPARATOR}" for field in _FIELDS))
 """Arguments of sinfo for `parse_nodes`: a line for each node in each partition."""
 _PAIR = re.compile(r"(\w+)=(\S*)")
@@ -220,19 +239,20 @@ _NONE = frozenset({"", "(null)", "N/A"})
 
 def parse_nodes(text: str) -> Nodes:
     """Return each node that has GPUs, once. sinfo does not list a node without a partition."""
-    nodes, refused = parse_each(_node, filter(None, text.split("\n")))
+    lines, refused = parse_each(_node, filter(None, text.split("\n")))
     found: dict[str, ClusterNode] = {}
-    for node in (node for node in nodes if node.gpus):
+    for node in (node for node, _ in lines if node.gpus):
         found[node.name] = _merge_partitions(found[node.name], node) if node.name in found else node
-    return Nodes(tuple(found.values()), refused)
+    partitions = {name: partition for node, partition in lines for name in node.partitions}
+    return Nodes(tuple(found.values()), partitions, refused)
 
 
-def _node(line: str) -> ClusterNode:
-    name, partition, available, gres, used, state, features, rest = line.split(_SEPARATOR)
+def _node(line: str) -> tuple[ClusterNode, Partition]:
+    name, partition, available, gres, used, state, features, tier, preempt_mode, rest = line.split(_SEPARATOR)
     if rest or not name:
         raise ValueError("not the fields that were asked for")
     partitions = (partition,) if partition else ()
-    return ClusterNode(
+    node = ClusterNode(
         name,
         gpus_by_type(parse_gres(gres)),
         gpus_by_type(parse_gres(used)),
@@ -241,6 +261,7 @@ def _node(line: str) -> ClusterNode:
         open_partitions=partitions if available == "up" else (),
         features=frozenset() if features in _NONE else frozenset(features.split(",")),
     )
+    return node, Partition(parse_count(tier), preempt_mode not in {"OFF", "GANG"})
 
 
 def _merge_partitions(first: ClusterNode, other: ClusterNode) -> ClusterNode:

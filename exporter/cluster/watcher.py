@@ -13,7 +13,14 @@ from typing import Any, Protocol
 from msgspec import Struct, structs
 
 from exporter.clock import Clock
-from exporter.cluster.analysis import InterruptionCounter, NodeFailure, Spread, allowed_nodes, fitting_jobs, spread
+from exporter.cluster.analysis import Spread, allowed_nodes, fitting_jobs, spread
+from exporter.cluster.interruptions import (
+    InterruptionKey,
+    Interruptions,
+    NodeFailure,
+    Preemption,
+    PreemptionKey,
+)
 from exporter.cluster.model import TAKES_WORK, ClusterNode, Jobs, Nodes, PendingJob, Reservation, Reservations, Topology
 from exporter.core.model import SECOND
 
@@ -66,9 +73,15 @@ class ClusterView(Struct, frozen=True, kw_only=True):
     nodes_left_out: int = 0
     reservations: tuple[Reservation, ...] = ()
     spread: Spread = Spread()
-    interrupted_jobs: Mapping[tuple[str, str, str], int] = {}
-    interrupted_gpus: Mapping[tuple[str, str, str], int] = {}
+    interrupted_jobs: Mapping[InterruptionKey, int] = {}
+    interrupted_gpus: Mapping[InterruptionKey, int] = {}
+    interrupted_gpu_seconds: Mapping[InterruptionKey, float] = {}
     failures: tuple[NodeFailure, ...] = ()
+    preemptions: Mapping[PreemptionKey, int] = {}
+    preempted_gpu_seconds: Mapping[PreemptionKey, float] = {}
+    latest_preemptions: tuple[Preemption, ...] = ()
+    preemption_costs: Mapping[tuple[str, str], float] = {}
+    """GPU-seconds by id and partition of the job that began the preemptions."""
 
     def live(self, *questions: str, now: int) -> bool:
         """Whether the answers to all of these questions are live; `now` is monotonic nanoseconds."""
@@ -188,7 +201,7 @@ class ClusterWatcher:
         """Turn in which each question is due."""
         self._turns, self._unanswered = 0, False
         self._known: dict[type, Any] = {}
-        self._interruptions = InterruptionCounter()
+        self._interruptions = Interruptions()
         self.view = ClusterView(scheduler=source.name, questions=tuple(self._status.values()))
         self.error = "nothing has been asked yet"
         """Why something is unknown; empty while all is known."""
@@ -255,7 +268,7 @@ class ClusterWatcher:
         if isinstance(answer, Jobs):
             self._interruptions.update_jobs(answer.runs, at=wall)
         elif isinstance(answer, Nodes):
-            self._interruptions.update_nodes(answer.nodes)
+            self._interruptions.update_nodes(answer)
 
     def _build_view(self) -> ClusterView:
         """Combine what is known; readers of the view leave out what is too old."""
@@ -277,5 +290,10 @@ class ClusterWatcher:
             spread=spread(jobs.runs, nodes.nodes, groups=topology.groups, most=self._most),
             interrupted_jobs=dict(counted.jobs),
             interrupted_gpus=dict(counted.gpus),
+            interrupted_gpu_seconds=dict(counted.gpu_seconds),
             failures=tuple(counted.failures),
+            preemptions=dict(counted.preemptions),
+            preempted_gpu_seconds=dict(counted.preempted_gpu_seconds),
+            latest_preemptions=tuple(counted.latest),
+            preemption_costs=dict(counted.costs),
         )

@@ -230,8 +230,11 @@ def test_placement_of_a_job_of_several_pods() -> None:
     assert found == {"node": (2, 1), "switch": (1, 1), "nvlink_domain": (2, 1), "zone": (1, 1)}
 
 
+LATER = "2026-01-02T03:14:05Z"
+
+
 def disrupted(thing: Json, reason: str) -> Json:
-    condition = {"type": "DisruptionTarget", "status": "True", "reason": reason}
+    condition = {"type": "DisruptionTarget", "status": "True", "reason": reason, "lastTransitionTime": LATER}
     return thing | {"status": thing["status"] | {"conditions": [condition]}}
 
 
@@ -251,7 +254,16 @@ def test_disruptions_are_told_with_their_cause(reason: str, cause: str, culprit:
     for each in (thing, thing, of_job(pod("a-1", 4, node="n1"), "a"), spared):
         seen.observe(msgspec.convert(each, ClusterPod))
     (run,) = jobs([], [], disruptions=seen).runs
+    assert run.left == NOW
     assert (run.job_id, run.restarts, run.each, run.cause, run.culprit) == ("ml/job/a", 1, 4, cause, culprit)
+
+
+def test_a_job_runs_since_its_first_pod_began_with_the_priority_of_its_pods() -> None:
+    first, second = (of_job(pod(f"a-{n}", 4, node="n1", priority=7), "a") for n in (0, 1))
+    first["status"]["startTime"], second["status"]["startTime"] = LATER, MADE
+    waiting = of_job(pod("a-2", 4, node="n1", priority=7), "a")
+    (run,) = jobs([first, second, waiting], []).runs
+    assert (run.started, run.priority) == (NOW - 600, 7)
 
 
 # -- on an API server --
@@ -349,14 +361,21 @@ def test_a_preempted_pod_that_is_gone_before_the_next_look_is_counted(
     server: ApiServer, source: KubernetesCluster
 ) -> None:
     thing, other = of_job(pod("a-0", 4, node="n1"), "a"), of_job(pod("a-1", 4, node="n1"), "a")
+    thing["status"]["startTime"] = MADE
     server.has(node("n1"), thing, other)
     looks = Looks(source)
     wait_for(lambda: looks.total("job_gpus", job_id="ml/job/a") == 8, "the job is told")
     server.has(disrupted(thing, "PreemptionByScheduler"))
     server.deletes(thing)
-    wait_for(lambda: looks.total("job_gpus", job_id="ml/job/a") == 4, "the pod has gone")
-    assert looks.total("interruptions_total", partition="ml", cause="preempted") == 1
-    assert looks.total("interrupted_gpus_total", cause="preempted") == 4
+    server.has(pod("high", 4, node="n1", priority=1000))
+    wait_for(lambda: looks.total("node_allocated_gpus") == 8, "another has its place")
+    wait_for(lambda: looks.total("interruptions_total", partition="ml", cause="preempted") == 1, "it is counted")
+    found = looks.page()
+    assert found.total("cluster_interrupted_gpus_total", cause="preempted") == 4
+    assert found.total("cluster_interrupted_gpu_seconds_total", cause="preempted") == 4 * 600
+    assert [labels for labels, _ in found.rows("cluster_preemption_timestamp_seconds")] == [
+        {"job_id": "ml/job/a", "by_job_id": "ml/pod/high"}
+    ]
 
 
 def test_a_server_that_goes_and_comes_back(server: ApiServer, source: KubernetesCluster) -> None:

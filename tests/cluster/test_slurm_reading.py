@@ -1,6 +1,7 @@
 """Output of Slurm recorded from both versions: the same scenario on four nodes of eight GPUs.
 
-The recordings are complete but for paths and cores of jobs; the nodes' names are made the same.
+The recordings are complete but for paths and cores of jobs; the nodes' names are made the same. The last two columns
+of nodes were asked for later, of the same versions and configuration.
 """
 
 import contextlib
@@ -260,14 +261,14 @@ def test_shards_are_not_whole_gpus() -> None:
     ],
 )
 def test_node_states(word: str, state: str) -> None:
-    line = f"n1\x1fgpu\x1fup\x1fgpu:h100:8(S:0-1)\x1fgpu:h100:0(IDX:N/A)\x1f{word}\x1f(null)\x1f"
+    line = f"n1\x1fgpu\x1fup\x1fgpu:h100:8(S:0-1)\x1fgpu:h100:0(IDX:N/A)\x1f{word}\x1f(null)\x1f1\x1fOFF\x1f"
     (node,) = parse_nodes(line).nodes
     assert node.state == state
     assert state in NODE_STATES
 
 
 def test_a_node_without_gpus_is_not_told_of_and_a_bad_line_is_counted() -> None:
-    lines = "n1\x1fcpu\x1fup\x1f(null)\x1f(null)\x1fidle\x1f(null)\x1f\nn2\x1fgpu\x1fup\x1fgpu:8\n"
+    lines = "n1\x1fcpu\x1fup\x1f(null)\x1f(null)\x1fidle\x1f(null)\x1f1\x1fOFF\x1f\nn2\x1fgpu\x1fup\x1fgpu:8\n"
     found = parse_nodes(lines)
     assert (found.nodes, found.refused) == ((), 1)
 
@@ -275,13 +276,13 @@ def test_a_node_without_gpus_is_not_told_of_and_a_bad_line_is_counted() -> None:
 def test_types_with_dots_and_several_of_them() -> None:
     gres = "gpu:h100:4(S:0),gpu:h100:2(S:1),gpu:a100_1g.10gb:4,shard:h100:8"
     used = "gpu:h100:3(IDX:0-2),gpu:a100_1g.10gb:1(IDX:4),shard:h100:0(IDX:N/A)"
-    (node,) = parse_nodes(f"n1\x1fgpu\x1fup\x1f{gres}\x1f{used}\x1fmixed\x1f\x1f").nodes
+    (node,) = parse_nodes(f"n1\x1fgpu\x1fup\x1f{gres}\x1f{used}\x1fmixed\x1f\x1f1\x1fOFF\x1f").nodes
     assert node.gpus == {"h100": 6, "a100_1g.10gb": 4}
     assert node.free == {"h100": 3, "a100_1g.10gb": 3}
 
 
 def test_a_partition_that_is_down_gives_no_room() -> None:
-    line = "n1\x1fgpu\x1fdown\x1fgpu:8\x1fgpu:0\x1fidle\x1f\x1f"
+    line = "n1\x1fgpu\x1fdown\x1fgpu:8\x1fgpu:0\x1fidle\x1f\x1f1\x1fOFF\x1f"
     nodes = parse_nodes(line)
     assert nodes.nodes[0].partitions == ("gpu",)
     jobs = parse_jobs(msgspec.json.encode({"jobs": [_pending()]}))
@@ -369,7 +370,7 @@ def test_recordings_of_other_clusters_are_read(folder: str) -> None:
 
 
 def test_sinfo_is_asked_for_what_is_read() -> None:
-    assert SINFO[-1].count("\x1f") == 7
+    assert SINFO[-1].count("\x1f") == 9
 
 
 def _pending(**more: object) -> dict[str, object]:
@@ -389,6 +390,6 @@ def _pending(**more: object) -> dict[str, object]:
 def test_untyped_gpus_that_are_bound_to_cores_are_a_node_s_gpus() -> None:
     """As 22.05.8, 24.11.5 and 26.05.5 print such a node; the first two write (null) for the type."""
     for used in ("gpu:(null):5(IDX:0-4),shard:0", "gpu:(null):5(IDX:0-4)", "gpu:5(IDX:0-4)"):
-        found = parse_nodes(f"node1\x1fgpu\x1fup\x1fgpu:8(S:0-1)\x1f{used}\x1fmixed\x1f(null)\x1f")
+        found = parse_nodes(f"node1\x1fgpu\x1fup\x1fgpu:8(S:0-1)\x1f{used}\x1fmixed\x1f(null)\x1f1\x1fOFF\x1f")
         assert found.refused == 0
         assert [(node.gpus, node.used) for node in found.nodes] == [({"": 8}, {"": 5})]

@@ -17,6 +17,7 @@ from exporter.cluster.model import (
     Jobs,
     NodeRequirements,
     Nodes,
+    Partition,
     PendingJob,
     Reservation,
     Reservations,
@@ -209,6 +210,22 @@ def test_counters_outlive_silence(hour: Hour) -> None:
     assert found["interrupted_gpus_total/gpu/node_failure/requeued"] == 4
     assert "node_failure_timestamp_seconds/n1/1/gpu" in found
     assert found["failed_questions_total/jobs/unreadable"] == 20
+
+
+def test_the_page_says_who_preempted_whom_and_what_it_cost(hour: Hour) -> None:
+    partitions = {"gpu": Partition(1, preemptable=True), "urgent": Partition(2, preemptable=False)}
+    hour.scheduler.says["nodes"] = Nodes(hour.scheduler.says["nodes"].nodes, partitions)
+    first = ClusterJob("1", "gpu", {"n1": 4}, ("n1",), running=True, qos="p", started=100)
+    hour.scheduler.says["jobs"] = Jobs((), (first,))
+    hour.minutes(2)
+    high = ClusterJob("7", "urgent", {"n1": 8}, ("n1",), running=True, qos="q", started=150)
+    hour.scheduler.says["jobs"] = Jobs((), (ClusterJob("1", "gpu", restarts=1, left=150), high))
+    found = hour.minutes(3)
+    assert found["preemptions_total/gpu/p/urgent/q"] == 1
+    assert found["preempted_gpu_seconds_total/gpu/p/urgent/q"] == 200
+    assert found["interrupted_gpu_seconds_total/gpu/preempted/requeued"] == 200
+    assert found["preemption_timestamp_seconds/1/7"] == pytest.approx(hour.clock.wall() / SECOND - 180, abs=1)
+    assert found["preemption_cost_gpu_seconds/7/urgent"] == 200
 
 
 def test_nothing_is_said_of_what_was_never_answered(hour: Hour) -> None:

@@ -4,7 +4,8 @@ Owns what the scheduler says: one node more than has a daemon (it is down, and p
 were thrown back, a reservation. The sums over them are the exporter's own. Refuses to know what the nodes do.
 """
 
-from exporter.cluster.analysis import NodeFailure, spread
+from exporter.cluster.analysis import spread
+from exporter.cluster.interruptions import NodeFailure
 from exporter.cluster.metrics import page
 from exporter.cluster.model import (
     ClusterJob,
@@ -29,7 +30,7 @@ NODES = tuple(f"gpu-node-{number:02d}" for number in range(11))
 EMPTY, DOWN = NODES[7], NODES[10]
 _PARTITION = ("gpu",)
 _QUESTIONS = ("jobs", "nodes", "reservations")
-_FAILED, _PREEMPTED = 90 * 60, 40 * 60
+_FAILED, _PREEMPTED, _LOST = 90 * 60, 40 * 60, 2 * 3600
 """Seconds before the end."""
 
 
@@ -52,6 +53,7 @@ def _view(at: float, end: float) -> ClusterView:
         fitting=fitting_totals(jobs, nodes, reservations=kept, queue=queue, now=at),
         spread=spread(jobs.runs, nodes.nodes, groups=_topology().groups, most=100),
         interrupted_jobs=_interrupted(at, end, 1), interrupted_gpus=_interrupted(at, end, GPUS),
+        interrupted_gpu_seconds=_interrupted(at, end, GPUS * _LOST),
         failures=(NodeFailure(DOWN, "40077", "gpu", end - _FAILED),) if at >= end - _FAILED else (),
     )  # fmt: skip
 

@@ -37,7 +37,10 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[SlurmRig]:
         rig.stop_controller()
         with rig.conf.open("a") as file:
             file.write("TopologyPlugin=topology/tree\n")
+            file.write("PreemptType=preempt/partition_prio\nPreemptMode=REQUEUE\n")
             file.write(f"PartitionName=late Nodes={one},{two} MaxTime=7-0 DefMemPerCPU=100 State=UP\n")
+            urgent = "PriorityTier=10 PreemptMode=OFF MaxTime=7-0 DefMemPerCPU=100 State=UP"
+            file.write(f"PartitionName=urgent Nodes={one},{two} {urgent}\n")
         leaves = f"SwitchName=leaf1 Nodes={one},{two}\nSwitchName=leaf2 Nodes={three},{four}\n"
         (rig.conf.parent / "topology.conf").write_text(leaves + "SwitchName=top Switches=leaf[1-2]\n")
         rig.start_controller()
@@ -47,7 +50,7 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[SlurmRig]:
 @pytest.fixture
 def rig(cluster: SlurmRig) -> Iterator[SlurmRig]:
     yield cluster
-    for partition in ("late", "gpu"):
+    for partition in ("late", "urgent", "gpu"):
         cluster.run("scancel", f"--partition={partition}", check=False)
     cluster.cancel_all()
 
@@ -170,7 +173,7 @@ def test_reservations_and_node_states(rig: SlurmRig) -> None:
     assert by(found, "reservation_end_timestamp_seconds", "reservation") == {("upkeep",): start + 3600}
     states = [pairs["state"] for pairs, _ in sorted(found.rows("cluster_node_state"), key=lambda row: row[0]["node"])]
     assert states == ["draining", "drained", "idle", "idle"]
-    assert by(found, "partition_free_gpus", "partition") == {("gpu",): 16}
+    assert by(found, "partition_free_gpus", "partition") == {("gpu",): 16}, "the others have drained nodes alone"
 
 
 def _is_back(rig: SlurmRig, node: str) -> bool:
@@ -207,6 +210,32 @@ def test_a_requeue_by_hand_and_one_by_a_node_that_died(rig: SlurmRig) -> None:
     assert by(found, "interrupted_gpus_total", "cause") == {("unknown",): 3, ("node_failure",): 8}
     (event,) = by(found, "node_failure_timestamp_seconds", "node", "job_id", "partition")
     assert event == (two, lost, "gpu")
+
+
+def test_a_requeue_by_preemption_names_who_took_the_place(rig: SlurmRig) -> None:
+    one, two, *_ = rig.nodes
+    victim = rig.started("--gres=gpu:4", "-N2", f"-w{one},{two}", "--time=60")
+    seen = Seen(rig)
+    assert not by(seen.turns(), "interruptions_total", "cause")
+    began = _field(rig, victim, "StartTime")
+    wait_for(lambda: time.time() > began + 2, "it has done something that can be lost")
+    high = rig.wait(rig.submit("-purgent", "--gres=gpu:8", f"-w{two}", "--time=60"), "RUNNING")
+    rig.wait(victim, "PENDING")
+    wait_for(lambda: "COMPLETING" not in rig.run("squeue", "-h", "-o", "%T"), "nothing shows it any more")
+    seconds = _field(rig, victim, "SubmitTime") - began
+    found = seen.turns(3)
+    assert by(found, "interruptions_total", "partition", "cause", "outcome") == {("gpu", "preempted", "requeued"): 1}
+    assert by(found, "preemptions_total", "partition", "by_partition") == {("gpu", "urgent"): 1}
+    assert by(found, "preempted_gpu_seconds_total", "by_partition") == {("urgent",): 8 * seconds}
+    assert by(found, "interrupted_gpu_seconds_total", "cause") == {("preempted",): 8 * seconds}
+    assert by(found, "preemption_cost_gpu_seconds", "job_id", "partition") == {(high, "urgent"): 8 * seconds}
+    assert list(by(found, "preemption_timestamp_seconds", "job_id", "by_job_id")) == [(victim, high)]
+
+
+def _field(rig: SlurmRig, job: str, name: str) -> float:
+    """Return a time of a job, Unix seconds."""
+    (said,) = re.findall(rf"\b{name}=(\S+)", rig.run("scontrol", "show", "job", job))
+    return time.mktime(time.strptime(said, "%Y-%m-%dT%H:%M:%S"))
 
 
 def test_a_controller_that_is_down_and_comes_back(rig: SlurmRig) -> None:

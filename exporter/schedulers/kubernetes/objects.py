@@ -140,12 +140,13 @@ class ContainerStatus(Struct, frozen=True, rename="camel"):
     restart_count: int = 0
 
 
-class PodCondition(Struct, frozen=True):
+class PodCondition(Struct, frozen=True, rename="camel"):
     """PodCondition; `status` is True, False or Unknown, as text."""
 
     type: str = ""
     status: str = ""
     reason: str = ""
+    last_transition_time: datetime | None = None
 
 
 class PodStatus(Struct, frozen=True, rename="camel"):

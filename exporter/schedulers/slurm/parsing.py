@@ -401,6 +401,7 @@ class JobJson(Struct):
     eligible_time: SlurmNumber = None
     preempt_time: SlurmNumber = None
     start_time: SlurmNumber = None
+    end_time: SlurmNumber = None
     time_limit: SlurmNumber = None
     restart_cnt: int | None = 0
     node_count: SlurmNumber = None
