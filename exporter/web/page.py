@@ -451,6 +451,7 @@ def render_node_page(data: PageData | None, *, problem: str = "") -> str:
         gpus=data.gpus.gpus,
         urgent_first=sorted(data.gpus.gpus, key=_urgency),
         boards=_count_boards(data.gpus.gpus),
+        models=sorted({gpu.model for gpu in data.gpus.gpus if gpu.model}),
         troubles=list(_troubles(data.gpus.gpus, data.jobs.jobs)),
         **_account_values(data),
         **_job_values(data.jobs.jobs),

@@ -166,7 +166,7 @@ def test_nothing_but_tables_is_wider_than_the_screen_and_all_can_be_read(
 ) -> None:
     for dark in (False, True):
         opened(tab, served.url + path, width=width, dark=dark)
-        tab.value("document.querySelectorAll('.fall details').forEach((one) => { one.open = true })")
+        tab.value("document.querySelectorAll('.fall details, .gpu details').forEach((one) => { one.open = true })")
         assert tab.value("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
         assert tab.value(WIDER) == []
         seen, unreadable = tab.value(CONTRAST)

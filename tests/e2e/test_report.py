@@ -105,7 +105,7 @@ def _said(url: str, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], tuple[in
 @pytest.fixture(name="ask")
 def _ask(said: Callable[[str], tuple[int, str, str]]) -> Ask:
     def ask(words: str) -> dict[str, Any]:
-        status, out, err = said(f"{words} --json")
+        status, out, err = said(f"{words} --json --quiet")
         assert (status, err) == (0, "")
         found: dict[str, Any] = json.loads(out)
         return found

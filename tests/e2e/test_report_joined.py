@@ -83,7 +83,7 @@ def store(path: Path, *told: JobRecord) -> Path:
 
 def found(words: str) -> dict[str, Any]:
     """What `--json` says, which its schema has foreseen."""
-    status, out, err = run(f"{words} --json")
+    status, out, err = run(f"{words} --json --quiet")
     assert (status, err) == (0, "")
     answer: dict[str, Any] = json.loads(out)
     Draft202012Validator(SCHEMA).validate(answer)
