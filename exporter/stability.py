@@ -12,7 +12,7 @@ EXPERIMENTAL_METRICS = (
 """Beginnings of names. NCCL and the fabric: few versions of NCCL were seen; advice and interruptions: new."""
 EXPERIMENTAL_SECTIONS = ("nccl", "hangs")
 """Sections of the configuration."""
-EXPERIMENTAL_COMMANDS = ("nccl", "preview")
+EXPERIMENTAL_COMMANDS = ("advise", "nccl", "preview")
 """Commands, with all their flags."""
 
 

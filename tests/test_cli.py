@@ -45,7 +45,7 @@ from tests.worlds import device, first, held, reading, seen
 
 COMMANDS = (
     "serve", "demo", "record", "replay", "simulate", "preview", "pause", "resume", "check-config", "leaks", "metrics",
-    "report", "install-check", "backfill", "top",
+    "report", "install-check", "backfill", "top", "advise",
 )  # fmt: skip
 DOCS = Path(__file__).parents[1] / "docs" / "metrics.md"
 Run = Callable[..., tuple[int, str, str]]

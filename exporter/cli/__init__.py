@@ -57,6 +57,14 @@ _COMMANDS = (
          "report --all --by account --since 30d --prometheus prometheus:9090"),
     ),
     (
+        "advise", "advise:advise", "advise:advise_arguments",
+        "show how many GPUs to reserve, and in which hours to rent more on demand",
+        ("at two prices of a GPU-hour, by the last four weeks",
+         "advise --prometheus prometheus:9090 --reserved-price 2.10 --on-demand-price 3.90"),
+        ("the share of the time in which each GPU was in use, and local hours of the week",
+         "advise --prometheus prometheus:9090 --timezone Europe/Paris"),
+    ),
+    (
         "top", "top:top", "top:top_arguments", "watch nodes, GPUs and jobs live in a terminal",
         ("two nodes, jobs first", "top --jobs --url node7:19400 --url node8:19400"),
         ("once, for a script", "top --once --filter zombie"),

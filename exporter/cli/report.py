@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
-from datetime import UTC, datetime
 from itertools import chain
 from operator import attrgetter
 from pathlib import Path
@@ -21,7 +20,15 @@ from msgspec.structs import replace
 
 from exporter.cli import PROGRAM
 from exporter.cli.progress import WAITED, ProgressBar, counted, progress_arguments
-from exporter.cli.wiring import config_file_argument, duration_argument, fail, parse_headers, read_config, url_argument
+from exporter.cli.wiring import (
+    config_file_argument,
+    duration_argument,
+    fail,
+    parse_headers,
+    read_config,
+    timestamp_argument,
+    url_argument,
+)
 from exporter.config import Config, ConfigError, split_address
 from exporter.core.job_record import JobRecord, JobRecordQuery
 from exporter.core.model import parse_display_id
@@ -513,7 +520,7 @@ def report_arguments(command: argparse.ArgumentParser) -> None:
     _sums_arguments(command)
     _source_arguments(command)
     command.add_argument(
-        "--at", type=_timestamp, metavar="TIME",
+        "--at", type=timestamp_argument, metavar="TIME",
         help="the last run that began before; Unix seconds or 2026-01-31T12:00; now"
     )  # fmt: skip
     command.add_argument(
@@ -543,16 +550,3 @@ def _ratio(argument: str) -> float:
     if not 0 < value <= 1:
         raise argparse.ArgumentTypeError(f"{argument} is no ratio between 0 and 1, such as 0.6")
     return value
-
-
-def _timestamp(argument: str) -> float:
-    """Parse Unix seconds, or an ISO 8601 date and time, UTC by default."""
-    try:
-        return float(argument)
-    except ValueError:
-        pass
-    try:
-        at = datetime.fromisoformat(argument)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{argument} is neither Unix seconds nor like 2026-01-31T12:00") from None
-    return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -152,6 +153,19 @@ def duration_argument(least: float = 0, *, bare_seconds: bool = True, endless: b
         return seconds
 
     return duration
+
+
+def timestamp_argument(argument: str) -> float:
+    """Parse Unix seconds, or an ISO 8601 date and time, UTC by default."""
+    try:
+        return float(argument)
+    except ValueError:
+        pass
+    try:
+        at = datetime.fromisoformat(argument)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{argument} is neither Unix seconds nor like 2026-01-31T12:00") from None
+    return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
 
 
 def at_least(least: float) -> Callable[[str], float]:
