@@ -304,6 +304,8 @@ class ClusterSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """Seconds between two polls; each sends at most three requests to Slurm's controller."""
     max_jobs: Annotated[int, Meta(ge=0, le=20_000)] = 2000
     """Number of running jobs, the largest first, whose placement is reported."""
+    kueue: bool = False
+    """Whether workloads of Kueue are read on Kubernetes: needs list and watch of its workloads and localqueues."""
 
 
 class ReportsSettings(Struct, frozen=True, forbid_unknown_fields=True):

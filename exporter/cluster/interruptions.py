@@ -144,7 +144,7 @@ class Interruptions:
         times = run.restarts - before.restarts
         cause = run.cause or ("preempted" if before.ran.in_grace else "")
         if times > 0:
-            self._open.append(_Interruption(run, before, times, "requeued", cause, at))
+            self._open.append(_Interruption(run, before, times, "requeued", cause, at, run.by))
         elif run.ended and not before.ended and cause:
             self._open.append(_Interruption(run, before, 1, "ended", cause, at))
         elif not run.ended and _left_since(run, before):
@@ -224,7 +224,7 @@ class Interruptions:
         self.preemptions[key] += interruption.times
         self.preempted_gpu_seconds[key] += interruption.gpu_seconds
         self.latest.append(Preemption(victim.job_id, by.job_id if by else UNKNOWN, interruption.at))
-        if by is not None:
+        if by is not None and by.job_id != UNKNOWN:
             began = self._began.get(by.job_id, (by.job_id, by.partition))
             self._began[victim.job_id] = began
             self.costs[began] = self.costs.pop(began, 0) + interruption.gpu_seconds

@@ -1,8 +1,8 @@
 """The `ClusterSource` of Kubernetes: one list and watch of all pods and one of all nodes, on a separate thread.
 
 Derives queue, expected GPUs and placement from pods and nodes. An object that cannot be decoded is rejected by itself
-and counted; DRA claims are not counted. Needs get, list and watch on pods and nodes. Sources: Kubernetes' "Assigning
-Pods to Nodes", "Init Containers", "Pod disruption conditions"; labels of NVIDIA's GPU feature discovery and Topograph.
+and counted; DRA claims are not counted. Needs list and watch on pods and nodes, and for Kueue on its workloads and
+local queues. Sources: Kubernetes' "Pod disruption conditions"; labels of NVIDIA's GPU feature discovery and Topograph.
 """
 
 import asyncio
@@ -10,12 +10,22 @@ import os
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from datetime import datetime
-from fnmatch import fnmatchcase
 from typing import Any, TypeVar
 
 from msgspec import structs
 
 from exporter.clock import SystemClock
+from exporter.cluster.kueue import (
+    GATE,
+    LOCAL_QUEUES,
+    WORKLOADS,
+    Evictions,
+    LocalQueue,
+    Queues,
+    Workload,
+    add_workloads,
+    gpus_of_workload,
+)
 from exporter.cluster.model import (
     ClusterJob,
     ClusterNode,
@@ -26,48 +36,20 @@ from exporter.cluster.model import (
     PendingJob,
     parse_each,
 )
+from exporter.cluster.pods import (
+    HARD_EFFECTS,
+    ClusterPod,
+    NodeLabels,
+    gpu_type,
+    gpus_in,
+    gpus_of_pod,
+    job_id_of,
+    requirements,
+)
 from exporter.cluster.watcher import ClusterUnavailableError, Question
 from exporter.config import ConfigError
 from exporter.schedulers.kubernetes.api import ApiServer, ApiTimeouts, Informer, LoopThread, api_url
-from exporter.schedulers.kubernetes.objects import (
-    ContainerRequest,
-    KubernetesNode,
-    NodeSelectorRequirement,
-    PodObject,
-    Taint,
-    Toleration,
-    job_of,
-    node_condition,
-)
-
-ClusterPod = PodObject[ContainerRequest]
-
-
-def gpus_in(quantities: dict[str, str | int] | None, patterns: tuple[str, ...]) -> dict[str, int]:
-    """Return the GPUs by resource name; extended resources are whole numbers. Raises ValueError."""
-    found = {name: value for name, value in (quantities or {}).items() if any(fnmatchcase(name, p) for p in patterns)}
-    return {name: count for name, count in ((name, int(value)) for name, value in found.items()) if count > 0}
-
-
-def gpus_of_pod(pod: ClusterPod, patterns: tuple[str, ...]) -> Counter[str]:
-    """Return the GPUs reserved for a pod: those of all parallel containers, or of one init container if more.
-
-    Source: Kubernetes' "Init Containers", resource sharing within containers. Raises ValueError.
-    """
-    init = pod.spec.init_containers or ()
-    together = [*(pod.spec.containers or ()), *(each for each in init if each.restart_policy == "Always")]
-    counts = Counter[str]()
-    for container in together:
-        counts += Counter(_requested_gpus(container, patterns))
-    for container in init:
-        counts |= Counter(_requested_gpus(container, patterns))  # the larger count of each
-    return counts
-
-
-def _requested_gpus(container: ContainerRequest, patterns: tuple[str, ...]) -> dict[str, int]:
-    """Return the container's GPUs; a request equals its limit, and either may be omitted."""
-    return gpus_in(container.resources.limits, patterns) | gpus_in(container.resources.requests, patterns)
-
+from exporter.schedulers.kubernetes.objects import KubernetesNode, node_condition
 
 _CAUSES = {
     "PreemptionByScheduler": "preempted",
@@ -76,7 +58,6 @@ _CAUSES = {
 }
 """Cause by reason of the pod condition DisruptionTarget."""
 _MOST_JOBS = 10_000
-_HARD_EFFECTS = frozenset({"NoSchedule", "NoExecute"})
 _LEVELS = (
     ("nvlink_domain", ("nvidia.com/gpu.clique", "network.topology.nvidia.com/accelerator")),
     ("switch", ("network.topology.nvidia.com/leaf", "network.topology.nvidia.com/block")),
@@ -112,14 +93,18 @@ def read_pods(
     *,
     resources: tuple[str, ...],
     disruptions: Iterable[tuple[ClusterPod, str]],
+    queues: Mapping[str, str] | None = None,
 ) -> Jobs:
-    """Return pending pods and jobs with GPUs; the pods of a job are one run."""
+    """Return pending pods and jobs with GPUs; the pods of a job are one run.
+
+    `queues` are Kueue's ClusterQueues by job id. With it, pods behind Kueue's gate are left to their workloads.
+    """
     found, refused = parse_each(lambda pod: (pod, gpus_of_pod(pod, resources)), pods)
     active = [(pod, gpus) for pod, gpus in found if gpus and not pod.terminal]
     runs: dict[str, ClusterJob] = {}
     for pod, gpus in active:
         if pod.spec.node_name:
-            run = _run_of(pod, runs)
+            run = _run_of(pod, runs, queues or {})
             by_node = Counter(run.gpus) + Counter({pod.spec.node_name: gpus.total()})
             runs[run.job_id] = structs.replace(
                 run,
@@ -129,17 +114,21 @@ def read_pods(
                 priority=max(run.priority, pod.spec.priority or 0),
                 started=_earliest(run.started, pod.status.start_time),
             )
-    labels = _NodeLabels(nodes)
-    pending = [_pending(pod, gpus, labels) for pod, gpus in active if not pod.spec.node_name]
-    disrupted = _add_disruptions(disruptions, runs, resources)
+    labels = NodeLabels(nodes)
+    waiting = [(pod, gpus) for pod, gpus in active if not pod.spec.node_name]
+    if queues is not None:
+        waiting = [(pod, gpus) for pod, gpus in waiting if GATE not in pod.gates]
+    pending = [_pending(pod, gpus, labels, queues or {}) for pod, gpus in waiting]
+    disrupted = _add_disruptions(disruptions, runs, resources, queues or {})
     places = {repr(place): place for _, place in pending}
     return Jobs(tuple(job for job, _ in pending), tuple(disrupted.values()), places, refused)
 
 
-def _run_of(pod: ClusterPod, runs: Mapping[str, ClusterJob]) -> ClusterJob:
-    """Return the pod's job so far, or a new one with the same id as on the daemon of the pod's node."""
-    job_id = "/".join((pod.metadata.namespace, *job_of(pod.metadata)))
-    return runs.get(job_id) or ClusterJob(job_id, pod.metadata.namespace, priority=pod.spec.priority or 0)
+def _run_of(pod: ClusterPod, runs: Mapping[str, ClusterJob], queues: Mapping[str, str]) -> ClusterJob:
+    """Return the pod's job so far, or a new one."""
+    job_id = job_id_of(pod.metadata)
+    partition = queues.get(job_id, pod.metadata.namespace)
+    return runs.get(job_id) or ClusterJob(job_id, partition, priority=pod.spec.priority or 0)
 
 
 def _earliest(first: float | None, moment: datetime | None) -> float | None:
@@ -151,13 +140,14 @@ def _add_disruptions(
     disruptions: Iterable[tuple[ClusterPod, str]],
     runs: Mapping[str, ClusterJob],
     resources: tuple[str, ...],
+    queues: Mapping[str, str],
 ) -> dict[str, ClusterJob]:
     """Add to each job the number of its disrupted pods so far."""
     found = dict(runs)
     counted, _ = parse_each(lambda item: (*item, gpus_of_pod(item[0], resources).total()), disruptions)
     for pod, cause, gpus in counted:
         if gpus:
-            run = _run_of(pod, found)
+            run = _run_of(pod, found, queues)
             culprit = pod.spec.node_name if cause == "node_failure" else ""
             condition = pod.condition("DisruptionTarget")
             since = condition and condition.last_transition_time
@@ -172,29 +162,19 @@ def _add_disruptions(
     return found
 
 
-class _NodeLabels:
-    """The labels and taints that any node has."""
-
-    def __init__(self, nodes: Iterable[KubernetesNode]) -> None:
-        self.known: dict[str, set[str]] = {}
-        self.taints: set[Taint] = set()
-        for node in nodes:
-            for key, value in (node.metadata.labels or {}).items():
-                self.known.setdefault(key, set()).add(value)
-            self.taints |= {taint for taint in node.spec.taints or () if taint.effect in _HARD_EFFECTS}
-
-
-def _pending(pod: ClusterPod, gpus: Mapping[str, int], labels: _NodeLabels) -> tuple[PendingJob, NodeRequirements]:
-    gated = bool(pod.spec.scheduling_gates)
+def _pending(
+    pod: ClusterPod, gpus: Mapping[str, int], labels: NodeLabels, queues: Mapping[str, str]
+) -> tuple[PendingJob, NodeRequirements]:
+    gated = bool(pod.gates)
     scheduled = pod.condition("PodScheduled")
     reason = "gated" if gated else _REASONS.get(scheduled.reason, "other") if scheduled else "none"
     made = pod.metadata.creation_timestamp
-    place = _requirements(pod, labels)
+    place = requirements(pod, labels)
     waiting = PendingJob(
         f"{pod.metadata.namespace}/pod/{pod.metadata.name}",
-        pod.metadata.namespace,
+        queues.get(job_id_of(pod.metadata), pod.metadata.namespace),
         reason,
-        tuple(Demand(count, count, type=_gpu_type(name), place=repr(place)) for name, count in sorted(gpus.items())),
+        tuple(Demand(count, count, type=gpu_type(name), place=repr(place)) for name, count in sorted(gpus.items())),
         since=None if gated or made is None else made.timestamp(),
         priority=pod.spec.priority or 0,
     )
@@ -202,48 +182,6 @@ def _pending(pod: ClusterPod, gpus: Mapping[str, int], labels: _NodeLabels) -> t
 
 
 _REASONS = {"Unschedulable": "unschedulable", "SchedulingGated": "gated", "SchedulerError": "other", "": "none"}
-
-
-def _requirements(pod: ClusterPod, labels: _NodeLabels) -> NodeRequirements:
-    """Return selector, required affinity of one term, and tolerations; anything else makes it unknown."""
-    features = {f"{key}={value}" for key, value in (pod.spec.node_selector or {}).items()}
-    choices, known = _affinity(pod, labels)
-    tolerated = (taint for taint in labels.taints if any(_tolerates(t, taint) for t in pod.spec.tolerations or ()))
-    return NodeRequirements(
-        features=frozenset(features),
-        choices=choices,
-        tolerated=frozenset(map(str, tolerated)),
-        known=known,
-    )
-
-
-def _affinity(pod: ClusterPod, labels: _NodeLabels) -> tuple[tuple[frozenset[str], ...], bool]:
-    affinity = pod.spec.affinity and pod.spec.affinity.node_affinity
-    required = affinity and affinity.required_during_scheduling_ignored_during_execution
-    terms = (required.node_selector_terms or ()) if required else ()
-    if not terms:
-        return (), True
-    if len(terms) > 1 or terms[0].match_fields:
-        return (), False
-    choices = [_choice(each, labels) for each in terms[0].match_expressions or ()]
-    return tuple(each for each in choices if each is not None), None not in choices
-
-
-def _choice(wanted: NodeSelectorRequirement, labels: _NodeLabels) -> frozenset[str] | None:
-    """Return the features of which a node needs one; None for an unsupported operator."""
-    if wanted.operator == "In":
-        return frozenset(f"{wanted.key}={value}" for value in wanted.values or ())
-    if wanted.operator == "Exists":
-        return frozenset(f"{wanted.key}={value}" for value in labels.known.get(wanted.key, ()))
-    return None
-
-
-def _tolerates(toleration: Toleration, taint: Taint) -> bool:
-    if toleration.effect and toleration.effect != taint.effect:
-        return False
-    if toleration.key and toleration.key != taint.key:
-        return False
-    return toleration.operator == "Exists" or bool(toleration.key and toleration.value == taint.value)
 
 
 def read_nodes(nodes: Iterable[KubernetesNode], pods: Iterable[ClusterPod], *, resources: tuple[str, ...]) -> Nodes:
@@ -261,7 +199,7 @@ def _node(node: KubernetesNode, used: Counter[str], resources: tuple[str, ...]) 
     labels = node.metadata.labels or {}
     given, total = sum(used[name] for name in capacity), sum(capacity.values())
     work = "idle" if not given else "allocated" if given >= total else "mixed"
-    hard = (taint for taint in node.spec.taints or () if taint.effect in _HARD_EFFECTS)
+    hard = (taint for taint in node.spec.taints or () if taint.effect in HARD_EFFECTS)
     return ClusterNode(
         node.metadata.name,
         _by_type(capacity),
@@ -277,11 +215,7 @@ def _node(node: KubernetesNode, used: Counter[str], resources: tuple[str, ...]) 
 
 
 def _by_type(counts: Mapping[str, int]) -> dict[str, int]:
-    return {_gpu_type(name): max(0, count) for name, count in counts.items()}
-
-
-def _gpu_type(resource: str) -> str:
-    return resource.rpartition("/")[2]
+    return {gpu_type(name): max(0, count) for name, count in counts.items()}
 
 
 def _shares(labels: Mapping[str, str]) -> int:
@@ -308,8 +242,13 @@ class KubernetesCluster:
 
     name = "kubernetes"
 
-    def __init__(self, api_server: ApiServer, *, resources: tuple[str, ...], now: Callable[[], int]) -> None:
-        """`resources` are patterns of the resource names of GPUs; `now` returns monotonic nanoseconds."""
+    def __init__(
+        self, api_server: ApiServer, *, resources: tuple[str, ...], now: Callable[[], int], kueue: bool = False
+    ) -> None:
+        """`resources` are patterns of the resource names of GPUs; `now` returns monotonic nanoseconds.
+
+        `kueue`: workloads of Kueue are read too.
+        """
         self._resources = resources
         self._disruptions = Disruptions()
         self._pod_informer = Informer(
@@ -317,6 +256,7 @@ class KubernetesCluster:
             significant=self._disruptions.observe, accepts=self._asks_for_gpus,
         )  # fmt: skip
         self._node_informer = Informer(api_server, KubernetesNode, paths=("/api/v1/nodes",), selector="", now=now)
+        self._kueue = _KueueInformers(api_server, resources, now) if kueue else None
         self.questions = (Question("jobs", 1, 1, self._jobs), Question("nodes", 1, 1, self._read_nodes))
         self._thread = LoopThread(self._run)
         self._thread.start()
@@ -333,17 +273,21 @@ class KubernetesCluster:
             return True
 
     async def _run(self) -> None:
-        async with asyncio.TaskGroup() as group:  # if one fails, the other ends too, before both begin anew
-            for informer in (self._pod_informer, self._node_informer):
+        kueue = self._kueue.all if self._kueue else ()
+        informers: tuple[Informer[Any], ...] = (self._pod_informer, self._node_informer, *kueue)
+        async with asyncio.TaskGroup() as group:  # if one fails, the others end too, before all begin anew
+            for informer in informers:
                 group.create_task(informer.run())
 
     def _jobs(self) -> Jobs:
         pods, nodes = self._objects(self._pod_informer), self._objects(self._node_informer)
-        disrupted = self._on_loop(self._disrupted_pods())
-        return read_pods(pods, nodes, resources=self._resources, disruptions=disrupted)
-
-    async def _disrupted_pods(self) -> tuple[tuple[ClusterPod, str], ...]:
-        return self._disruptions.pods()
+        disrupted = self._on_loop(_result_of(self._disruptions.pods))
+        if self._kueue is None:
+            return read_pods(pods, nodes, resources=self._resources, disruptions=disrupted)
+        queues = Queues(self._objects(self._kueue.workloads), self._objects(self._kueue.local_queues))
+        evicted = self._on_loop(_result_of(self._kueue.evictions.workloads))
+        jobs = read_pods(pods, nodes, resources=self._resources, disruptions=disrupted, queues=queues.by_job)
+        return add_workloads(jobs, queues, evicted, labels=NodeLabels(nodes), resources=self._resources)
 
     def _read_nodes(self) -> Nodes:
         return read_nodes(
@@ -369,6 +313,31 @@ class KubernetesCluster:
             raise ClusterUnavailableError("the thread that watches the API server is too busy to answer") from err
 
 
+class _KueueInformers:
+    """Workloads that have GPUs and have not finished, the queues, and what was evicted."""
+
+    def __init__(self, api_server: ApiServer, resources: tuple[str, ...], now: Callable[[], int]) -> None:
+        self._resources = resources
+        self.evictions = Evictions()
+        self.workloads = Informer(
+            api_server, Workload, paths=WORKLOADS, selector="", now=now, significant=self.evictions.observe,
+            accepts=self._queues_gpus,
+        )  # fmt: skip
+        self.local_queues = Informer(api_server, LocalQueue, paths=LOCAL_QUEUES, selector="", now=now)
+        self.all: tuple[Informer[Any], ...] = (self.workloads, self.local_queues)
+
+    def _queues_gpus(self, workload: Workload) -> bool:
+        """Return False for most workloads; an unreadable request is kept, to be counted as refused."""
+        try:
+            return not workload.true("Finished") and bool(gpus_of_workload(workload, self._resources))
+        except ValueError:
+            return True
+
+
+async def _result_of(read: Callable[[], T]) -> T:
+    return read()
+
+
 async def _objects_of(informer: Informer[Any]) -> tuple[Any, ...]:
     """Wait for the first list, unless the server is known not to answer."""
     waited = 0.0
@@ -391,4 +360,6 @@ def open_kubernetes(
             "kubernetes.api_url: no API server: run this in a pod with a service account, or name its address"
         )
     api_server = ApiServer(url, settings.token_file, settings.ca_file, timeouts or ApiTimeouts())
-    return KubernetesCluster(api_server, resources=settings.resources, now=SystemClock().now)
+    return KubernetesCluster(
+        api_server, resources=settings.resources, now=SystemClock().now, kueue=config.cluster.kueue
+    )

@@ -94,8 +94,9 @@ METRICS: tuple[Metric, ...] = (
     ),
     _row(
         "queue_jobs", "gauge",
-        "Pending jobs that want GPUs, array tasks one by one, by partition (namespace on Kubernetes) and reason. Of a"
-        " job in several partitions the first counts. Beyond 200 partitions those with the shortest queues are other.",
+        "Pending jobs that want GPUs, array tasks one by one, by partition (on Kubernetes the ClusterQueue of Kueue's"
+        " workloads, else the namespace) and reason. Of a job in several partitions the first counts. Beyond 200"
+        " partitions those with the shortest queues are other.",
         _live("jobs", read=lambda v: sorted(v.queue.jobs.items())), _QUEUE,
     ),
     _row(
@@ -189,8 +190,9 @@ METRICS: tuple[Metric, ...] = (
     _row(
         "preemptions_total", "counter",
         "Times jobs with GPUs were preempted, by partition and QOS of the job that gave way and of the one that took"
-        " its place: that of a higher tier (priority of a pod), or of the same and another QOS, which took a node of"
-        " it at the time. by_partition unknown: no such job was seen. Beyond 199 combinations: other.",
+        " its place: whom Kueue names, or a job of a higher tier (priority of a pod), or of the same and another QOS,"
+        " that took a node of it at the time. by_partition unknown: no such job was seen. Beyond 199 combinations:"
+        " other.",
         lambda s: sorted(s.view.preemptions.items()), _PREEMPTED,
     ),
     _row(

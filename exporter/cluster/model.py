@@ -63,7 +63,7 @@ class PendingJob(Struct, frozen=True):
 
     job_id: str
     partition: str
-    """Namespace on Kubernetes."""
+    """On Kubernetes the ClusterQueue of a workload of Kueue, else the namespace."""
     reason: str
     """One of REASONS."""
     parts: tuple[Demand, ...] = ()
@@ -106,6 +106,8 @@ class ClusterJob(Struct, frozen=True):
     """Why it was interrupted, node_failure or preempted, if the scheduler reports it."""
     culprit: str = ""
     """The node that failed, if the scheduler reports it."""
+    by: "ClusterJob | None" = None
+    """The job that preempted it, if the scheduler reports it: its id and partition."""
     ended: bool = False
     """It will not be restarted."""
 

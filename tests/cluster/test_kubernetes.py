@@ -1,89 +1,49 @@
 """Pods and nodes of a whole Kubernetes cluster: parsing, and that they come by one list and one watch."""
 
-import gc
-import warnings
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
 
-from exporter.clock import SystemClock
 from exporter.cluster.analysis import spread
 from exporter.cluster.kubernetes import (
-    ClusterPod,
     Disruptions,
     KubernetesCluster,
-    gpus_of_pod,
     open_kubernetes,
     read_nodes,
     read_pods,
 )
-from exporter.cluster.metrics import page
 from exporter.cluster.model import Jobs, Nodes, Reservations
+from exporter.cluster.pods import ClusterPod, gpus_of_pod
 from exporter.cluster.watcher import (
     ClusterUnavailableError,
-    ClusterWatcher,
     QueueTotals,
     fitting_totals,
     queue_totals,
 )
 from exporter.config import Config, ConfigError
 from exporter.registry import KubernetesSettings
-from exporter.schedulers.kubernetes.api import ApiServer as Access
-from exporter.schedulers.kubernetes.api import ApiTimeouts
 from exporter.schedulers.kubernetes.objects import KubernetesNode
-from tests.e2e.running import Page
-from tests.kubernetes import api, schemas
-from tests.kubernetes.api import VERSION, ApiServer, Json
-from tests.kubernetes.cluster import uid_of
+from tests.cluster.served import (
+    GPU,
+    LATER,
+    MADE,
+    NOW,
+    PACE,
+    WHOLE,
+    Looks,
+    ended,
+    node,
+    of_job,
+    pod,
+    serving,
+    watching,
+)
+from tests.kubernetes.api import ApiServer, Json
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.slow
-
-GPU, WHOLE = ("nvidia.com/*",), "nvidia.com/gpu"
-PACE = ApiTimeouts(first=0.05, most=0.2, response=1.0, watch_idle=5.0)
-MADE = "2026-01-02T03:04:05Z"
-NOW = datetime(2026, 1, 2, 3, 14, 5, tzinfo=UTC).timestamp()
-
-
-def pod(name: str, gpus: int = 0, *, node: str = "", phase: str = "", resource: str = WHOLE, **spec: Any) -> Json:
-    """Return a valid pod that requests so many GPUs; without `node` it is pending and unschedulable."""
-    asked = {"limits": {resource: f"{gpus}"}} if gpus else {}
-    scheduled = {"type": "PodScheduled", "status": "True" if node else "False"}
-    if not node:
-        scheduled["reason"] = "SchedulingGated" if "schedulingGates" in spec else "Unschedulable"
-    thing = {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": name, "namespace": "ml", "uid": uid_of(name), "creationTimestamp": MADE},
-        "spec": {"containers": [{"name": "main", "image": "train:1", "resources": asked}]} | spec,
-        "status": {"phase": phase or ("Running" if node else "Pending"), "conditions": [scheduled]},
-    }
-    if node:
-        thing["spec"]["nodeName"] = node  # type: ignore[index]
-    schemas.validate(thing, VERSION, strict=False)
-    return thing
-
-
-def node(name: str, gpus: int = 8, *, offered: int | None = None, ready: str = "True", **more: Any) -> Json:
-    labels = more.pop("labels", {})
-    resources = {"cpu": "64", "memory": "1Ti", "nvidia.com/gpu": f"{gpus}"}
-    thing = {
-        "apiVersion": "v1",
-        "kind": "Node",
-        "metadata": {"name": name, "uid": uid_of(f"node {name}"), "labels": labels},
-        "spec": more,
-        "status": {
-            "conditions": [{"type": "Ready", "status": ready}],
-            "capacity": resources,
-            "allocatable": resources | {"nvidia.com/gpu": f"{gpus if offered is None else offered}"},
-        },
-    }
-    schemas.validate(thing, VERSION, strict=False)
-    return thing
 
 
 def jobs(pods: list[Json], nodes: list[Json], *, disruptions: Disruptions | None = None) -> Jobs:
@@ -110,15 +70,6 @@ def fitting(pods: list[Json], nodes: list[Json]) -> QueueTotals:
 
 def fits(pods: list[Json], nodes: list[Json]) -> int:
     return sum(fitting(pods, nodes).gpus.values())
-
-
-def kept_by(name: str) -> list[Json]:
-    return [{"apiVersion": "batch/v1", "kind": "Job", "name": name, "uid": uid_of(name), "controller": True}]
-
-
-def of_job(thing: Json, name: str) -> Json:
-    thing["metadata"]["ownerReferences"] = kept_by(name)
-    return thing
 
 
 def test_the_queue_by_namespace_and_reason() -> None:
@@ -230,9 +181,6 @@ def test_placement_of_a_job_of_several_pods() -> None:
     assert found == {"node": (2, 1), "switch": (1, 1), "nvlink_domain": (2, 1), "zone": (1, 1)}
 
 
-LATER = "2026-01-02T03:14:05Z"
-
-
 def disrupted(thing: Json, reason: str) -> Json:
     condition = {"type": "DisruptionTarget", "status": "True", "reason": reason, "lastTransitionTime": LATER}
     return thing | {"status": thing["status"] | {"conditions": [condition]}}
@@ -269,59 +217,16 @@ def test_a_job_runs_since_its_first_pod_began_with_the_priority_of_its_pods() ->
 # -- on an API server --
 
 
-def _selected(thing: Json, selector: str) -> bool:
-    """A selector of all nodes' objects: `a!=b` joined by commas."""
-    parts = [part.partition("!=") for part in selector.split(",") if part]
-    return all(thing.get("status", {}).get(field.rpartition(".")[2]) != value for field, _, value in parts)
-
-
-def _refusal(server: ApiServer, token: str, path: str, asked: dict[str, str]) -> tuple[int, str] | None:
-    if token != f"Bearer {server.token}":
-        return 401, "Unauthorized"
-    if path in server.forbidden:
-        return 403, f"cannot list {path}"
-    return (410, "too old resource version") if "watch" in asked and server.expired(asked) else None
-
-
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ApiServer]:
-    monkeypatch.setattr(api, "_selected", _selected)
-    monkeypatch.setattr(api, "_refusal", _refusal)
-    made = ApiServer(tmp_path)
-    (tmp_path / "token").write_text(made.token)
-    yield made
-    made.stop()
+    with serving(tmp_path, monkeypatch) as made:
+        yield made
 
 
 @pytest.fixture
 def source(server: ApiServer, tmp_path: Path) -> Iterator[KubernetesCluster]:
-    access = Access(server.url, f"{tmp_path / 'token'}", f"{server.ca}", PACE)
-    made = KubernetesCluster(access, resources=GPU, now=SystemClock().now)
-    yield made
-    ended(made)
-
-
-def ended(source: Any) -> None:
-    """Close it, and collect its garbage here and now; see `tests.kubernetes.cluster.closed`."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)
-        source.close()
-        gc.collect()
-
-
-class Looks:
-    """A watcher of the server whose turns the test calls."""
-
-    def __init__(self, source: KubernetesCluster) -> None:
-        self._clock = SystemClock()
-        self.watch = ClusterWatcher(source, self._clock, refresh_seconds=60, max_jobs=10)
-
-    def page(self) -> Page:
-        self.watch.turn()
-        return Page(page(self.watch.view, now=self._clock.now()).decode())
-
-    def total(self, name: str, **labels: str) -> float:
-        return float(self.page().total(f"cluster_{name}", **labels))
+    with watching(server, tmp_path) as made:
+        yield made
 
 
 def test_one_list_and_one_watch_of_each_kind(server: ApiServer, source: KubernetesCluster) -> None:

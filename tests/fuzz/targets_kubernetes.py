@@ -7,7 +7,10 @@ import weakref
 import httpx
 import msgspec
 
-from exporter.cluster.kubernetes import ClusterPod, read_nodes, read_pods
+from exporter.cluster.kubernetes import read_nodes, read_pods
+from exporter.cluster.kueue import Evictions, LocalQueue, Queues, Workload, add_workloads
+from exporter.cluster.model import Jobs
+from exporter.cluster.pods import ClusterPod, NodeLabels
 from exporter.core.model import Device
 from exporter.schedulers.kubernetes import kubelet as wire
 from exporter.schedulers.kubernetes.api import UNREADABLE, ApiError, ApiServer, ApiTimeouts, Informer
@@ -139,6 +142,32 @@ def _objects() -> Feed:
     return feed
 
 
+def _workloads() -> Feed:
+    """Kueue's objects, after the list is unpacked."""
+
+    def feed(data: bytes) -> None:
+        workload, evictions = msgspec.json.decode(data, type=Workload), Evictions()
+        evictions.observe(workload)
+        queues = Queues([workload], [msgspec.json.decode(data, type=LocalQueue)])
+        jobs = add_workloads(Jobs(), queues, evictions.workloads(), labels=NodeLabels(()), resources=GPUS)
+        promise(len(jobs.pending) + len(jobs.runs) + jobs.refused <= 2, "one workload is counted more than once")
+
+    return feed
+
+
+def _workload_samples() -> list[bytes]:
+    template = {"spec": {"containers": [{"resources": {"limits": {"nvidia.com/gpu": "8"}}}]}}
+    said = "Preempted to accommodate a workload (UID: u, JobUID: j) due to x; preemptor path: /a/b; preemptee path: /a"
+    waiting = {"type": "QuotaReserved", "status": "False", "reason": "Pending"}
+    evicted = {"type": "Evicted", "status": "True", "reason": "Preempted", "message": said}
+    owner = {"kind": "Job", "name": "a", "controller": True}
+    return _json({
+        "metadata": {"name": "job-a", "namespace": "ml", "uid": "u", "ownerReferences": [owner]},
+        "spec": {"queueName": "q", "clusterQueue": "c", "podSets": [{"count": 2, "template": template}]},
+        "status": {"admission": {"clusterQueue": "c"}, "conditions": [waiting, evicted]},
+    })  # fmt: skip
+
+
 def _cluster_samples() -> list[bytes]:
     node = cluster.node_object() | {
         "status": {"capacity": {"nvidia.com/gpu": "8"}, "allocatable": {"nvidia.com/gpu": 8}}
@@ -188,5 +217,13 @@ KUBERNETES: tuple[Target, ...] = (
         samples=_cluster_samples,
         make=_objects,
         modules=("exporter.cluster", "exporter.schedulers.kubernetes.scheduler"),
+    ),
+    Target(
+        name="workloads of Kueue",
+        what="Kueue's workloads, local queues",
+        refuses=UNREADABLE,
+        samples=_workload_samples,
+        make=_workloads,
+        modules=("exporter.cluster.kueue",),
     ),
 )

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from exporter.cluster.kueue import LOCAL_QUEUES, WORKLOADS
 from exporter.config import load
 from tests.helm.pod_security import baseline, restricted
 from tests.helm.rendering import (
@@ -25,6 +26,7 @@ from tests.helm.rendering import (
 
 SOCKET, PAUSE = "hostPath /var/lib/kubelet/pod-resources", "hostPath /run/gpu-efficiency"
 STORE = "hostPath /var/lib/gpu-efficiency"
+READ = ("list", "watch")
 
 
 class Mode(NamedTuple):
@@ -230,7 +232,7 @@ def _asked(folder: str) -> set[tuple[str, str, str]]:
     core = {("", hit[1]) for hit in found if hit}
     parts = re.findall(r"/apis/([a-z0-9]+(?:\.[a-z0-9]+)+)/", " ".join(strings))
     named = {(group, match[1]) for group in parts for s in strings if (match := re.fullmatch(r"/(resource\w+)", s))}
-    return {(group, resource, verb) for group, resource in core | named for verb in ("list", "watch")}
+    return {(group, resource, verb) for group, resource in core | named for verb in READ}
 
 
 def test_the_role_of_a_node_is_what_its_code_asks() -> None:
@@ -239,6 +241,14 @@ def test_the_role_of_a_node_is_what_its_code_asks() -> None:
 
 def test_the_role_of_the_cluster_is_what_its_code_asks() -> None:
     assert _rules(environment("eks"), "-cluster") == _asked("exporter/cluster")
+
+
+def test_kueue_is_asked_and_allowed_only_where_it_is_switched_on() -> None:
+    on, off = (tuple(manifests(IMAGE | {"cluster": {"enabled": True, "kueue": kueue}})) for kueue in (True, False))
+    asked = {("kueue.x-k8s.io", path.rpartition("/")[2], verb) for path in (*WORKLOADS, *LOCAL_QUEUES) for verb in READ}
+    assert _rules(on, "-cluster") == _rules(off, "-cluster") | asked
+    assert _rules(off, "-cluster") == _rules(environment("eks"), "-cluster")
+    assert [environ(found, "Deployment").get("GPU_EFFICIENCY_CLUSTER_KUEUE") for found in (on, off)] == ["true", None]
 
 
 def test_the_client_only_gets() -> None:

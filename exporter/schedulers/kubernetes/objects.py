@@ -172,6 +172,11 @@ class PodObject(Struct, Generic[C], frozen=True):
         """Whether it has ended for good: it holds nothing then, even if older kubelets still list it."""
         return self.status.phase in ("Succeeded", "Failed")
 
+    @property
+    def gates(self) -> frozenset[str]:
+        """Names of what keeps the scheduler from placing it."""
+        return frozenset(gate.name for gate in self.spec.scheduling_gates or ())
+
     def condition(self, kind: str) -> PodCondition | None:
         """Return its condition of that type, or None."""
         return next((each for each in self.status.conditions or () if each.type == kind), None)

@@ -68,6 +68,7 @@ READS = {
     for verb in ("list", "watch")
 }
 CLUSTER = {("", resource, verb) for resource in ("pods", "nodes") for verb in ("list", "watch")}
+KUEUE = {("kueue.x-k8s.io", resource, verb) for resource in ("workloads", "localqueues") for verb in ("list", "watch")}
 
 
 @pytest.mark.parametrize(
@@ -78,9 +79,10 @@ CLUSTER = {("", resource, verb) for resource in ("pods", "nodes") for verb in ("
         ({"receipts.kubernetes": "annotation"}, RELEASE, READS | {("", "pods", "patch")}),
         ({"kubernetes.api": "false"}, RELEASE, set()),
         ({"cluster.enabled": "true"}, f"{RELEASE}-cluster", CLUSTER),
+        ({"cluster.enabled": "true", "cluster.kueue": "true"}, f"{RELEASE}-cluster", CLUSTER | KUEUE),
     ],
     indirect=["release"],
-    ids=["default", "event", "annotation", "no-api", "cluster"],
+    ids=["default", "event", "annotation", "no-api", "cluster", "kueue"],
 )
 def test_an_account_may_do_what_its_role_has_and_nothing_else(
     release: ControlPlane, account: str, granted: set[tuple[str, str, str]]
