@@ -71,6 +71,20 @@ def test_who_preempted_whom_and_what_it_cost(folder: Path) -> None:
     assert min(first, second, third) > 0
 
 
+def test_a_qos_that_preempts_another_of_the_same_partition() -> None:
+    """PreemptType=preempt/qos with slurmdbd, 22.05.8: the partition shows the cluster's PreemptMode."""
+    folder = RECORDED.with_name("preemption-by-qos") / "slurm-22.05"
+    found, nodes = Interruptions(), parse_nodes((folder / "sinfo.txt").read_text())
+    for minute, name in enumerate(ANSWERS[:2]):
+        found.update_nodes(nodes)
+        found.update_jobs(jobs(folder, name).runs, at=60.0 * minute)
+    found.update_nodes(nodes)
+    seconds = run_seconds(folder, 1, *ANSWERS[:2])
+    assert found.preempted_gpu_seconds == {("gpu", "free", "gpu", "paid"): 8 * seconds}
+    assert found.costs == {("2", "gpu"): 8 * seconds}
+    assert seconds > 0
+
+
 def _of(**more: object) -> Jobs:
     job: dict[str, object] = {"job_id": 1, "job_state": ["RUNNING"], "partition": "gpu", "nodes": "n1"}
     return parse_jobs(msgspec.json.encode({"jobs": [job | {"start_time": 100, "submit_time": 90} | more]}))
