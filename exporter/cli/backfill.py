@@ -32,7 +32,7 @@ from exporter.core.job_record import JobRecord, JobRecordQuery, JobSample
 from exporter.core.leaks import LEAK_NAMES
 from exporter.core.ledger import Book, Ledger
 from exporter.core.metrics import METRICS
-from exporter.core.model import SECOND, Observation
+from exporter.core.model import JOULE, SECOND, Observation
 from exporter.core.pipeline import advance
 from exporter.core.prices import Terms
 from exporter.core.snapshot import Counters, DaemonMetadata, JobView, Snapshot, take_snapshot
@@ -327,7 +327,7 @@ def _render_jobs(
 def _final_view(record: JobRecord) -> JobView:
     """The view of the job at the record's end, as far as it is stored."""
     parts = [record.parts.get(name, 0) for name in LEAK_NAMES]
-    energy = tuple(record.energy.get(name, 0.0) for name in LEAK_NAMES)
+    energy = tuple(round(record.energy.get(name, 0.0) * JOULE) for name in LEAK_NAMES)
     return JobView(
         owner=record.owner,
         counters=_counters(parts, record.paid, energy),
@@ -348,11 +348,11 @@ def _final_view(record: JobRecord) -> JobView:
 
 def _sampled_view(record: JobRecord, sample: JobSample) -> JobView:
     """The view of the job at a sample, which has paid time and energy only."""
-    counters = _counters([0] * len(LEAK_NAMES), round(sample.paid * SECOND), (sample.joules,))
+    counters = _counters([0] * len(LEAK_NAMES), round(sample.paid * SECOND), (round(sample.joules * JOULE),))
     return JobView(owner=record.owner, counters=counters, gpus=(), memory_used=None, start=round(record.start * SECOND))
 
 
-def _counters(parts: list[int], paid: int, energy: tuple[float, ...]) -> Counters:
+def _counters(parts: list[int], paid: int, energy: tuple[int, ...]) -> Counters:
     sample = Book(parts=parts, paid=paid).counters()
     return Counters(sample, sample, sample, energy)
 

@@ -9,7 +9,7 @@ from operator import attrgetter
 
 from msgspec.structs import replace
 
-from exporter.core.model import MS, PPM, Device, Reading
+from exporter.core.model import JOULE, MS, PPM, SECOND, Device, Reading
 from exporter.core.policy import Policy
 
 LARGEST_AMOUNT = 1e18
@@ -97,8 +97,8 @@ class Evidence:
     spin: int = NO_SPIN
     suspect_only: bool = False
     """A signal that could rule out a spin is missing: a hang may be suspected, never confirmed."""
-    joules: float = 0.0
-    """Energy per ppm of a millisecond; 0 without an energy counter or power reading."""
+    energy: int = 0
+    """Millijoules of the whole reading; 0 without an energy counter or power reading."""
     flops: float = 0.0
     """Tensor FLOP/s, from activity and the board's peak."""
     bytes: float = 0.0
@@ -279,10 +279,10 @@ def _share(rate: float | None, capacity: float | None) -> int:
 
 def _energy_and_rates(ev: Evidence, valid: Reading) -> None:
     """Set energy, from its counter or else from the power at the reading's end, and FLOPs and bytes from the peaks."""
-    if valid.energy_joules is not None:
-        ev.joules = valid.energy_joules / (valid.end - valid.start) * (MS / (ev.device.weight or PPM))
-    else:
-        ev.joules = (valid.power_watts or 0.0) / 1000 / PPM
+    joules = valid.energy_joules
+    if joules is None:
+        joules = (valid.power_watts or 0.0) * (valid.end - valid.start) / SECOND * ev.device.weight / PPM
+    ev.energy = round(joules * JOULE)
     spec = ev.device.spec
     if spec is not None:
         ev.flops = ev.ofu / PPM * (spec.peak_flops or 0.0)

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from exporter.core.collectives import CommunicationView
 from exporter.core.leaks import LEAK_NAMES, Amount, sum_by_layer
-from exporter.core.model import SECOND, Owner
+from exporter.core.model import JOULE, SECOND, Owner
 from exporter.core.pipes import TENSOR
 from exporter.core.serving import ServingView
 from exporter.core.snapshot import JobView, Layers, layer_times, layers
@@ -155,7 +155,7 @@ def job_sample(job: JobView, wall: int) -> JobSample:
         occupied=times.occupied / SECOND,
         computing=times.computing / SECOND,
         useful=times.useful / SECOND,
-        joules=sum(job.counters.energy),
+        joules=sum(job.counters.energy) / JOULE,
     )
 
 
@@ -208,7 +208,7 @@ def build_job_record(
         running=bool(job.gpus),
         paid=now.paid,
         parts=nonzero_by_leak(now.parts),
-        energy=nonzero_by_leak(job.counters.energy),
+        energy={leak: spent / JOULE for leak, spent in nonzero_by_leak(job.counters.energy).items()},
         money=dict(money),
         gpus=dict(gpus),
         models=models,

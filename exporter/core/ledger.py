@@ -179,8 +179,8 @@ class Book(CounterTotals):
 
     parts: list[int] = field(default_factory=lambda: [0] * len(LEAK_NAMES))
     """Nanoseconds by leak, in the order of LEAK_NAMES; they add up to `paid`."""
-    energy: list[float] = field(default_factory=lambda: [0.0] * len(LEAK_NAMES))
-    """Joules by leak."""
+    energy: list[int] = field(default_factory=lambda: [0] * len(LEAK_NAMES))
+    """Millijoules by leak."""
     unheld: Counter[int] = field(default_factory=Counter)
     """The part of `parts` in which the GPU was unallocated, by index into LEAK_NAMES."""
     spread: list[int] = field(default_factory=lambda: [0] * SPREAD_BINS)
@@ -197,15 +197,20 @@ class Book(CounterTotals):
         """An empty book of a device that counts as `weight` ppm of a GPU."""
         return cls(since=start, until=start, anchor=start, weight=weight)
 
-    def post(self, taken: LeakShares, whole: int, ms: int, ev: Evidence) -> None:
+    def post(self, taken: LeakShares, whole: int, ms: int, energy: int) -> None:
         """Add `ms` milliseconds, of which `whole` ppm are split by `taken`. Ppm times milliseconds are nanoseconds.
 
-        `paid` is not the sum of `taken`, so that `conserved` can check the two against each other.
+        `paid` is not the sum of `taken`, so that `conserved` can check the two against each other. The millijoules of
+        `energy` are divided as the time is, rounded cumulatively so that they add up exactly.
         """
-        parts, energy, rate = self.parts, self.energy, ev.joules * ms
+        parts, spent, reached, before = self.parts, self.energy, 0, 0
+        divisor = whole or 1  # of several owners one may have no part
         for index, ppm in taken:
             parts[index] += ppm * ms
-            energy[index] += ppm * rate
+            reached += ppm
+            after = energy * reached // divisor
+            spent[index] += after - before
+            before = after
         self.paid += whole * ms
 
     def post_unheld(self, taken: LeakShares, ms: int) -> None:

@@ -4,7 +4,7 @@
 exact.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from operator import attrgetter
 from typing import Generic, TypeVar
 
@@ -15,7 +15,7 @@ from exporter.core.collectives import COLLECTIVE_NAMES, CollectiveView, Communic
 from exporter.core.evidence import HANG_SIGNS
 from exporter.core.host import CAUSES, RESOURCES, PortState
 from exporter.core.leaks import LAYER_OF, LAYERS, LEAK_NAMES, sum_by_layer
-from exporter.core.model import PPM, SECOND, State
+from exporter.core.model import JOULE, PPM, SECOND, State
 from exporter.core.pipes import TENSOR
 from exporter.core.policy import EXPORTED_THRESHOLDS
 from exporter.core.serving import TOKEN_KINDS, ServingView
@@ -62,6 +62,12 @@ def seconds(nanoseconds: int) -> str:
         return "0.0"
     whole, rest = divmod(nanoseconds, SECOND)
     return f"{whole}.{rest:09d}" if rest else f"{whole}.0"
+
+
+def joules(millijoules: int) -> str:
+    """Exact decimal joules, likewise."""
+    whole, rest = divmod(millijoules, JOULE)
+    return f"{whole}.{rest:03d}" if rest else f"{whole}.0"
 
 
 _P = "gpu_efficiency_"
@@ -146,6 +152,10 @@ def _leak_seconds(view: GpuView | JobView) -> list[MetricSample]:
 def _pairs(pairs: Iterable[tuple[str, float | str]]) -> list[MetricSample]:
     """Samples with one label, from its values and theirs."""
     return [((label,), value) for label, value in pairs]
+
+
+def _energy(by_layer: Mapping[str, int]) -> list[MetricSample]:
+    return _pairs((layer, joules(spent)) for layer, spent in by_layer.items())
 
 
 def _known(label: str, value: float | None) -> Iterable[MetricSample]:
@@ -522,7 +532,7 @@ METRICS: tuple[Metric, ...] = (
     _gpu.by("c2c_bytes_per_second", ("direction",), _chip_link,
         "Traffic of the chip-to-chip link to a Grace CPU, latest reading: tx leaves the GPU; absent without one.",
         scope="GPU with a chip-to-chip link", max_series=len(_DIRECTIONS)),
-    _gpu.by("energy_joules_total", ("layer",), lambda g: _pairs(g.counters.energy_by_layer().items()),
+    _gpu.by("energy_joules_total", ("layer",), lambda g: _energy(g.counters.energy_by_layer()),
         "Energy by where it went: a leak's layer, useful, unresolved or unobserved.", max_series=len(LAYERS)),
     _gpu("reading_age_seconds", lambda g: None if g.age is None else g.age / SECOND,
         "Age of the latest accepted reading; at most one interval on a live GPU."),
@@ -699,7 +709,7 @@ METRICS: tuple[Metric, ...] = (
     _job("job_memory_used_bytes", lambda j: j.memory_used, "Device memory in use on the job's GPUs on this node."),
     _job("job_arithmetic_intensity_flops_per_byte", lambda j: j.counters.short_ratio("flops", "bytes"),
         "Tensor FLOPs per byte of DRAM traffic over the last 5 minutes, from activity and the board's peaks."),
-    _job("job_energy_joules_total", lambda j: sum(j.counters.energy), "Energy used by a job on this node."),
+    _job("job_energy_joules_total", lambda j: joules(sum(j.counters.energy)), "Energy used by a job on this node."),
     _job.by("job_activity_ratio", ("percentile",), _job_spread,
         "Engine activity over the last 5 minutes: 10th, 50th and 90th percentile over time, in steps of 5 %.",
         max_series=3),
@@ -733,7 +743,7 @@ METRICS: tuple[Metric, ...] = (
         max_series=len(LEAK_NAMES) + len(UNHELD_LEAKS)),
     _model("node_kernel_seconds_total", lambda m: seconds(m.engine),
         "GPU-seconds with a kernel on the node's GPUs of a model."),
-    _model.by("node_energy_joules_total", ("layer",), lambda m: _pairs(m.energy.items()),
+    _model.by("node_energy_joules_total", ("layer",), lambda m: _energy(m.energy),
         "Energy used by the node's GPUs of a model, by layer.", max_series=len(LAYERS)),
     _model("node_gpus", lambda m: m.weight / PPM, "GPUs of a model in the node's inventory."),
     _model("model_peak_flops", lambda m: m.peak_flops,

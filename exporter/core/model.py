@@ -17,6 +17,8 @@ NEVER = -(1 << 60)
 """A time before any other, for events that have not happened."""
 PPM = 1_000_000
 """One whole, in parts per million."""
+JOULE = 1_000
+"""One joule in millijoules, the unit of NVML's energy counter, in which energy is booked."""
 
 
 DTYPES = ("bf16", "fp16", "tf32", "fp8", "fp4")

@@ -440,18 +440,29 @@ def _post(ledger: Ledger, gpu: Gpu, ev: Evidence, intervals: Iterable[StateInter
             gpu.unobserved[reason] += ms * ev.device.weight
         counted = counter_amounts(ev, ms)
         gpu.book.observe(counted)
-        for allocation, share, span, taken in _split_among_owners(ledger, gpu, ev, interval, state):
-            gpu.book.post(taken, span.whole, ms, ev)
+        owned = _split_among_owners(ledger, gpu, ev, interval, state)
+        energies = _divide_energy(ev, interval, [span.whole for _, _, span, _ in owned])
+        for (allocation, share, span, taken), energy in zip(owned, energies, strict=True):
+            gpu.book.post(taken, span.whole, ms, energy)
             if allocation is None:
                 gpu.book.post_unheld(taken, ms)
                 continue
             job = ledger.jobs.get(allocation.owner.job_id) or ledger.open_job(gpu, allocation, interval.start)
-            job.book.post(taken, span.whole, ms, ev)
+            job.book.post(taken, span.whole, ms, energy)
             job.uncertainty.add(span, taken, ms)
             job.add_activity(ev, interval.end, ms, counted if share == PPM else counter_amounts(ev, ms, share))
             _update_job(job, gpu, ev, interval, taken)
     if gpu.book.until >= gpu.book.next_sample:
         gpu.book.sample()
+
+
+def _divide_energy(ev: Evidence, interval: StateInterval, shares: list[int]) -> list[int]:
+    """Divide an interval's part of the reading's energy among its owners, in proportion to their time."""
+    if not ev.energy or not any(shares):
+        return [0] * len(shares)
+    begin, length = ev.reading.start, ev.reading.end - ev.reading.start
+    until = ev.energy * (interval.end - begin) // length  # cumulatively, so that the intervals' parts add up
+    return divide_proportionally(until - ev.energy * (interval.start - begin) // length, shares)
 
 
 def _update_job(job: Job, gpu: Gpu, ev: Evidence, interval: StateInterval, taken: LeakShares) -> None:

@@ -97,8 +97,8 @@ class Counters(Struct, frozen=True, dict=True):
     now: CounterSample
     short: CounterSample
     hour: CounterSample
-    energy: tuple[float, ...]
-    """Joules by leak, in the order of LEAK_NAMES."""
+    energy: tuple[int, ...]
+    """Millijoules by leak, in the order of LEAK_NAMES."""
 
     def parts(self, since: CounterSample) -> tuple[int, ...]:
         """Nanoseconds by leak since a sample."""
@@ -109,9 +109,9 @@ class Counters(Struct, frozen=True, dict=True):
         """Layers of the short window; cached because several metrics of a scrape show them."""
         return layers(self.parts(self.short))
 
-    def energy_by_layer(self) -> dict[str, float]:
-        """Joules by layer, including zeros."""
-        return {layer: float(joules) for layer, joules in sum_by_layer(self.energy).items()}
+    def energy_by_layer(self) -> dict[str, int]:
+        """Millijoules by layer, including zeros."""
+        return sum_by_layer(self.energy)
 
     def short_ratio(self, part: str, whole: str) -> float | None:
         """Ratio of two counters over the short window."""
@@ -241,8 +241,8 @@ class ModelView(Struct, frozen=True):
     unheld: Mapping[int, int]
     """Unallocated nanoseconds by leak, as index into LEAK_NAMES."""
     engine: int
-    energy: Mapping[str, float]
-    """Joules by layer."""
+    energy: Mapping[str, int]
+    """Millijoules by layer."""
     weight: int
     """GPUs in the inventory now, in ppm of one GPU."""
     peak_flops: float | None

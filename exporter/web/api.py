@@ -18,7 +18,7 @@ from exporter.core.host import HostView, PortState
 from exporter.core.job_record import JobRecord, NodeEvent
 from exporter.core.leaks import LEAK_NAMES, USEFUL_INDEX
 from exporter.core.ledger import Book, CounterSample
-from exporter.core.model import PPM, SECOND, Device, HangFinding, Health, State
+from exporter.core.model import JOULE, PPM, SECOND, Device, HangFinding, Health, State
 from exporter.core.pipes import TENSOR
 from exporter.core.prices import NO_PRICE, Price
 from exporter.core.snapshot import Counters, GpuView, JobView, Snapshot, layers, price_of, sum_by_leak, valid_value
@@ -594,8 +594,8 @@ def _job_out(job: JobView, devices: Sequence[Device]) -> JobOut:
         gpus=[device.index or device.uuid for device in devices if device.uuid in job.gpus],
         paid_seconds=book.now.paid / SECOND,
         useful_seconds=book.now.parts[USEFUL_INDEX] / SECOND,
-        energy_joules=sum(book.energy),
-        useful_energy_joules=book.energy[USEFUL_INDEX],
+        energy_joules=sum(book.energy) / JOULE,
+        useful_energy_joules=book.energy[USEFUL_INDEX] / JOULE,
         memory_used_bytes=job.memory_used,
         started_at=job.start / SECOND,
         first_work_seconds=_seconds(job.first_work),
@@ -716,12 +716,10 @@ def _since_start(snapshot: Snapshot) -> AccountOut:
             parts = gpu.counters.now.parts
             _add_cost(found, price, [part - unheld.get(index, 0) for index, part in enumerate(parts)])
             _add_cost(found, price, [unheld.get(index, 0) for index in range(len(parts))], hourly=price.per_unheld_hour)
-    joules = [sum(column) for column in zip(*(gpu.counters.energy for gpu in gpus), strict=True)] or [0.0] * len(
-        LEAK_NAMES
-    )
+    energy = sum_by_leak(gpu.counters.energy for gpu in gpus)
     return AccountOut(
         window=window_out([(gpu.counters, _EMPTY) for gpu in gpus]),
-        energy_joules=dict(zip(LEAK_NAMES, joules, strict=True)),
+        energy_joules={leak: spent / JOULE for leak, spent in zip(LEAK_NAMES, energy, strict=True)},
         money=found,
     )
 

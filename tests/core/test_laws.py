@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from exporter.core import leaks
 from exporter.core.attribution import attribute
-from exporter.core.evidence import evaluate
+from exporter.core.evidence import Evidence, evaluate
 from exporter.core.exposition import render
 from exporter.core.leaks import LEAK_NAMES, LEAKS, Span, split_into_leaks
 from exporter.core.ledger import Ledger, conserved
@@ -225,6 +225,26 @@ def test_conservation(story: list[Observation]) -> None:
 
 
 @relaxed
+@given(spoken())
+def test_energy_by_leak_adds_up_to_what_was_measured(story: list[Observation]) -> None:
+    """To the millijoule; all of it is the jobs', unless nobody held a GPU for a time.
+
+    Fails when `Book.post` rounds each leak's part by itself, or `_divide_energy` gives each interval or owner all.
+    """
+    ledger = Ledger(msgspec.structs.replace(POLICY, job_linger_seconds=1e6, max_jobs=99))
+    trusted: dict[tuple[str, int], Evidence] = {}
+    for observation in story:
+        advance(ledger, observation)
+        latest = [gpu.last_evidence for gpu in ledger.gpus.values() if gpu.last_evidence is not None]
+        trusted |= {(ev.reading.uuid, ev.reading.start): ev for ev in latest}
+    measured = sum(ev.energy for ev in trusted.values())
+    assert sum(sum(gpu.book.energy) for gpu in ledger.gpus.values()) == measured
+    held = sum(sum(job.book.energy) for job in ledger.jobs.values())
+    assert held <= measured
+    assert held == measured or any(sum(gpu.book.unheld.values()) for gpu in ledger.gpus.values())
+
+
+@relaxed
 @given(traces(), st.sampled_from([0.001, 1e6]))
 def test_accounts_hold_what_all_jobs_paid_and_never_less_than_before(story: list[Observation], linger: float) -> None:
     """Fails when an evicted job, or one whose account changes, loses its billed time or is billed twice."""
@@ -242,9 +262,9 @@ def test_accounts_hold_what_all_jobs_paid_and_never_less_than_before(story: list
 @relaxed
 @given(signals(), st.integers(1, 4), st.integers(1, 9_000), st.integers(1, 3))
 def test_sharers_divide_every_leak_among_them(made: dict[str, Any], sharers: int, length: int, gpus: int) -> None:
-    """Per leak, the GPU's book equals the sum of its owners' books, to the nanosecond.
+    """Per leak, the GPU's book equals the sum of its owners' books, to the nanosecond and the millijoule.
 
-    Fails when each sharer is given the whole pools in `pipeline._split_among_owners`.
+    Fails when each sharer is given the whole pools in `pipeline._split_among_owners`, or all energy in `_post`.
     """
     owners = [Allocation("GPU-0", Owner(job_id=k), start=0, gpus=gpus) for k in "abcd"[:sharers]]
     end = length * MS
@@ -254,6 +274,8 @@ def test_sharers_divide_every_leak_among_them(made: dict[str, Any], sharers: int
     ])  # fmt: skip
     together = [sum(column) for column in zip(*(job.book.parts for job in ledger.jobs.values()), strict=True)]
     assert together == ledger.gpus["GPU-0"].book.parts
+    energy = [sum(column) for column in zip(*(job.book.energy for job in ledger.jobs.values()), strict=True)]
+    assert energy == ledger.gpus["GPU-0"].book.energy
     assert sum(job.book.paid for job in ledger.jobs.values()) == end
 
 

@@ -6,7 +6,7 @@ import pytest
 from exporter.core.leaks import LEAK_NAMES
 from exporter.core.ledger import Ledger, conserved
 from exporter.core.metrics import METRICS, SERIES_BUDGET, UNOBSERVED_REASONS, max_series_of_scope, seconds
-from exporter.core.model import MS, Allocation, Fault, Observation, Owner, Reading, State
+from exporter.core.model import MS, SECOND, Allocation, Fault, Observation, Owner, Reading, State
 from exporter.core.pipeline import advance
 from exporter.core.policy import Policy
 from exporter.core.snapshot import DaemonMetadata, layers, take_snapshot
@@ -170,9 +170,21 @@ def test_energy_goes_where_the_time_went() -> None:
     ledger = opened()
     advance(ledger, seen(10, reading(0, 10, energy_joules=1000.0)))
     spent = take_snapshot(ledger, DaemonMetadata()).gpus[0].counters.energy_by_layer()
-    assert sum(spent.values()) == pytest.approx(1000.0)
-    assert spent["useful"] == pytest.approx(450.0)
-    assert spent["ectr"] == pytest.approx(50.0)
+    assert sum(spent.values()) == 1_000_000
+    assert spent["useful"] == pytest.approx(450_000, abs=1)
+    assert spent["ectr"] == pytest.approx(50_000, abs=1)
+
+
+def test_energy_of_a_reading_is_divided_among_those_who_held_the_gpu_in_it() -> None:
+    """One job for 4 of 10 s, then two others: 1000.001 J, of which a millijoule is left over."""
+    owners = [Owner(job_id=name) for name in "abc"]
+    ledger = opened(
+        held(owner=owners[0], end=4 * SECOND), held(owner=owners[1], start=4), held(owner=owners[2], start=4)
+    )
+    advance(ledger, seen(10, reading(0, 10, energy_joules=1000.001)))
+    spent = {name: sum(job.book.energy) for name, job in ledger.jobs.items()}
+    assert spent == {"a": 400_000, "b": 300_000, "c": 300_001}
+    assert sum(ledger.gpus["GPU-0"].book.energy) == 1_000_001
 
 
 def test_windows_see_only_their_time() -> None:
