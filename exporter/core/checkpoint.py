@@ -7,7 +7,6 @@ values of serving engines are not stored.
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from math import ceil
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -37,7 +36,6 @@ from exporter.core.uncertainty import Uncertainty
 from exporter.core.workload import TrainingProgress, TrainingRun
 
 _FORMAT = 1
-_FLOAT_ERROR = 2.0**-50
 
 
 class CheckpointError(Exception):
@@ -64,9 +62,11 @@ class _SavedBook(Struct, array_like=True):
     counters: Annotated[tuple[int | float, ...], Meta(min_length=len(COUNTER_FIELDS), max_length=len(COUNTER_FIELDS))]
     parts: dict[int, int]
     energy: dict[int, float]
-    """Joules: older versions kept fractions of millijoules."""
+    """Joules."""
     unheld: dict[int, int]
     spread: dict[int, int]
+    millijoules: bool = False
+    """Whether `energy` is of whole millijoules; older versions added up floats."""
 
 
 class _SavedGpu(Struct, array_like=True):
@@ -193,7 +193,9 @@ def _save_job(job: Job) -> _SavedJob:
 def _save_book(book: Book) -> _SavedBook:
     columns = {name: _sparse(getattr(book, name)) for name in ("parts", "spread")}
     energy = {index: spent / JOULE for index, spent in _sparse(book.energy).items()}
-    return _SavedBook(counters=counter_values(book), energy=energy, unheld=dict(book.unheld), **columns)
+    return _SavedBook(
+        counters=counter_values(book), energy=energy, unheld=dict(book.unheld), millijoules=True, **columns
+    )
 
 
 def _save(kind: type[Saved], source: object, **converted: Any) -> Saved:
@@ -238,8 +240,8 @@ def _load_book(saved: _SavedBook, leak_index: Sequence[int]) -> Book:
         unheld[leak_index[index]] += amount
     for index, amount in saved.spread.items():
         spread[index % SPREAD_BINS] += amount
-    # Rounded up, as a counter must not decrease, unless it is a millijoule but for a float's rounding.
-    spent = {index: ceil(joules * JOULE * (1 - _FLOAT_ERROR)) for index, joules in saved.energy.items()}
+    older = 0 if saved.millijoules else 1  # more than a sum of floats was: a counter must not decrease
+    spent = {index: round(joules * JOULE) + older for index, joules in saved.energy.items()}
     parts, energy = _load_column(saved.parts, leak_index), _load_column(spent, leak_index)
     return Book(parts=parts, energy=energy, unheld=unheld, spread=spread, **values)
 
