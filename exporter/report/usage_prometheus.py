@@ -8,10 +8,14 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import attrgetter
 from typing import NamedTuple
 
 from msgspec import Struct
+from msgspec.structs import replace
 
+from exporter.report.build import sum_by_key
+from exporter.report.energy import EnergyTerms, MeanIntensity
 from exporter.report.model import JobIdentity, ReportError
 from exporter.report.query import (
     DAY_SECONDS,
@@ -27,7 +31,7 @@ from exporter.report.query import (
     range_duration,
 )
 from exporter.report.summary import FleetUsage
-from exporter.report.usage import Period, UsageRecord
+from exporter.report.usage import NOT_SPLIT, Period, UsageRecord
 
 LEAK_SERIES_FACTOR = 30
 """Number of series by leak for each series of their total."""
@@ -77,6 +81,13 @@ class TimeCounters(NamedTuple):
     """Selector of a gauge: the daemon's start, Unix seconds."""
 
 
+class EnergyRates(NamedTuple):
+    """What a daemon's energy costs and emits, on average over a period."""
+
+    terms: EnergyTerms = EnergyTerms()
+    intensity: MeanIntensity = MeanIntensity(None, 0.0)
+
+
 class CounterQuery(MetricQuery):
     """Reads the growth of counters of time."""
 
@@ -88,8 +99,7 @@ class CounterQuery(MetricQuery):
 
     def _seconds(self, counters: TimeCounters, period: Period) -> Iterator[tuple[LabelValues, float]]:
         """Yield seconds by owner and split labels; the same labels may occur several times."""
-        count = f"sum(count_over_time({counters.paid}[{range_duration(*period)}]))"
-        samples = sum(sample.value for sample in self.instant_query(count, period.end))
+        samples = self._count_samples(counters.paid, period)
         period_parts = list(self._split_period(period, samples * LEAK_SERIES_FACTOR))
         shares = self._recorded_shares(counters, period) if len(period_parts) > 1 else {}
         if not shares:
@@ -105,6 +115,16 @@ class CounterQuery(MetricQuery):
                 owner = _label_values(sample, counters.owner_labels)
                 split = shares.get(_label_values(sample, counters.recorded_owner_labels), unsplit)
                 yield from (((*owner, *into), sample.value * share) for into, share in split.items())
+
+    def _sums(self, counter: str, counters: TimeCounters, period: Period) -> Iterator[tuple[LabelValues, float]]:
+        """Yield the growth of another counter by owner; the same owner may occur several times."""
+        for part in self._split_period(period, self._count_samples(counter, period)):
+            for sample in self._growth(counter, counters.owner_labels, counters, part):
+                yield _label_values(sample, counters.owner_labels), sample.value
+
+    def _count_samples(self, selector: str, period: Period) -> float:
+        count = f"sum(count_over_time({selector}[{range_duration(*period)}]))"
+        return sum(sample.value for sample in self.instant_query(count, period.end))
 
     def _growth(self, counter: str, labels: LabelValues, counters: TimeCounters, part: Period) -> list[VectorSample]:
         older = f"count_over_time({counter}[{range_duration(*part)}])"
@@ -267,15 +287,22 @@ class PrometheusUsage(CounterQuery):
 
     def _usage(self, number: int, period: Period) -> Iterator[UsageRecord]:
         identities, prices = self._identities(period), self._gpu_hour_prices(period)
+        rates, job_joules = self._energy_rates(period), self._job_joules(period, identities)
         held: dict[InstanceKey, dict[str, float]] = defaultdict(lambda: defaultdict(float))
         for (instance_key, job_id), seconds in self._job_seconds(period, identities).items():
             for leak, value in seconds.items():
                 held[instance_key][leak] += value
             identity = identities.get((instance_key[0], job_id), JobIdentity(job_id=job_id, cluster=instance_key[0]))
             money = _money(seconds, prices.get((instance_key, "true"), {}))
-            yield UsageRecord(period=number, identity=identity, seconds=seconds, money=money)
-        if not self._filter.matchers:
-            yield from self._unassigned_usage(number, period, held, prices)
+            record = UsageRecord(period=number, identity=identity, seconds=seconds, money=money)
+            yield _with_energy(record, job_joules.get((instance_key, job_id), 0.0), rates[instance_key])
+        if self._filter.matchers:
+            return
+        joules = self._node_joules(period)
+        for (instance_key, _), spent in job_joules.items():
+            joules[instance_key] -= spent
+        for instance_key, share, record in self._unassigned_usage(number, period, held, prices):
+            yield _with_energy(record, max(0.0, share * joules[instance_key]), rates[instance_key])
 
     def _identities(self, period: Period) -> dict[tuple[str, str], JobIdentity]:
         info = self.metric_selector("job_info", self._filter.matchers)
@@ -299,26 +326,64 @@ class PrometheusUsage(CounterQuery):
             found[sample.instance, sample.labels.get("held", "")][sample.labels.get("currency", "")] = sample.value
         return found
 
+    def _energy_rates(self, period: Period) -> dict[InstanceKey, EnergyRates]:
+        """Return what energy costs and emits by daemon; of several prices the highest."""
+        means = {
+            name: self.instant_query(
+                f"max by ({_INSTANCE_LABELS}, currency)"
+                f" (avg_over_time({self.metric_selector(name)}[{range_duration(*period)}]))",
+                period.end,
+            )
+            for name in ("price_per_kwh", "grams_co2_per_kwh")
+        }
+        found: dict[InstanceKey, EnergyRates] = defaultdict(EnergyRates)
+        for sample in sorted(means["price_per_kwh"], key=attrgetter("value")):
+            found[sample.instance] = EnergyRates(EnergyTerms(sample.value, sample.labels.get("currency", "")))
+        for sample in means["grams_co2_per_kwh"]:
+            found[sample.instance] = found[sample.instance]._replace(intensity=MeanIntensity(sample.value, 0.0))
+        return found
+
+    def _job_joules(
+        self, period: Period, identities: dict[tuple[str, str], JobIdentity]
+    ) -> dict[tuple[InstanceKey, str], float]:
+        """Return joules by daemon and job."""
+        found: dict[tuple[InstanceKey, str], float] = defaultdict(float)
+        for matcher in self._job_matchers(sorted({job for _, job in identities})):
+            counter, counters = self.metric_selector("job_energy_joules_total", matcher), self._job_counters(matcher)
+            for (cluster, instance, job), joules in self._sums(counter, counters, period):
+                found[(cluster, instance), job] += joules
+        return found
+
+    def _node_joules(self, period: Period) -> dict[InstanceKey, float]:
+        """Return joules by daemon."""
+        found: dict[InstanceKey, float] = defaultdict(float)
+        counter = self.metric_selector("node_energy_joules_total")
+        for (cluster, instance), joules in self._sums(counter, self._node_counters(), period):
+            found[cluster, instance] += joules
+        return found
+
     def _job_seconds(
         self, period: Period, identities: dict[tuple[str, str], JobIdentity]
     ) -> dict[tuple[InstanceKey, str], dict[str, float]]:
         """Return GPU-seconds by daemon, job and leak."""
         found: dict[tuple[InstanceKey, str], dict[str, float]] = defaultdict(lambda: defaultdict(float))
         for matcher in self._job_matchers(sorted({job for _, job in identities})):
-            counters = TimeCounters(
-                by_leak=self.metric_selector("job_seconds_total", matcher),
-                paid=self.metric_selector("job_paid_seconds_total", matcher),
-                recorded=f"job_leak:{self.metric_selector('seconds:rate5m', matcher)}",
-                owner_labels=("cluster", "instance", "job_id"),
-                recorded_owner_labels=("cluster", "job_id"),
-                split_labels=("leak",),
-                start_metric=self.metric_selector("job_start_timestamp_seconds", matcher),
-                daemon_start_metric=f"process_start_time_seconds{{{self.matchers}}}",
-            )
-            for (cluster, instance, job, leak), seconds in self._seconds(counters, period):
+            for (cluster, instance, job, leak), seconds in self._seconds(self._job_counters(matcher), period):
                 if not self._filter.matchers or (cluster, job) in identities:
                     found[(cluster, instance), job][leak] += seconds
         return found
+
+    def _job_counters(self, matcher: str) -> TimeCounters:
+        return TimeCounters(
+            by_leak=self.metric_selector("job_seconds_total", matcher),
+            paid=self.metric_selector("job_paid_seconds_total", matcher),
+            recorded=f"job_leak:{self.metric_selector('seconds:rate5m', matcher)}",
+            owner_labels=("cluster", "instance", "job_id"),
+            recorded_owner_labels=("cluster", "job_id"),
+            split_labels=("leak",),
+            start_metric=self.metric_selector("job_start_timestamp_seconds", matcher),
+            daemon_start_metric=f"process_start_time_seconds{{{self.matchers}}}",
+        )
 
     def _job_matchers(self, job_ids: list[str]) -> Iterator[str]:
         """Yield matchers of the selected jobs; an empty one if all jobs are selected."""
@@ -336,16 +401,23 @@ class PrometheusUsage(CounterQuery):
         period: Period,
         seconds_by_instance: dict[InstanceKey, dict[str, float]],
         prices: dict[tuple[InstanceKey, str], MoneyByCurrency],
-    ) -> Iterator[UsageRecord]:
-        """Yield each node's unallocated time, and its allocated time that no job's series cover."""
+    ) -> Iterator[tuple[InstanceKey, float, UsageRecord]]:
+        """Yield each node's unallocated time, and its allocated time that no job's series cover.
+
+        Each with its daemon, and with its share of all that no job's series cover.
+        """
+        found: dict[tuple[InstanceKey, str], dict[str, float]] = {}
         for (instance_key, held), seconds in self._node_seconds(period).items():
-            attributed, job_seconds = held == "false", seconds_by_instance.get(instance_key, {})
-            remaining = seconds if attributed else self._uncovered_seconds(seconds, job_seconds)
+            job_seconds = seconds_by_instance.get(instance_key, {})
+            remaining = seconds if held == "false" else self._uncovered_seconds(seconds, job_seconds)
             if remaining:
-                yield UsageRecord(
-                    period=number, identity=JobIdentity(job_id="", cluster=instance_key[0]), seconds=remaining,
-                    money=_money(remaining, prices.get((instance_key, held), {})), attributed=attributed,
-                )  # fmt: skip
+                found[instance_key, held] = remaining
+        totals = sum_by_key((instance_key, sum(remaining.values())) for (instance_key, _), remaining in found.items())
+        for (instance_key, held), remaining in found.items():
+            yield instance_key, sum(remaining.values()) / totals[instance_key], UsageRecord(
+                period=number, identity=JobIdentity(job_id="", cluster=instance_key[0]), seconds=remaining,
+                money=_money(remaining, prices.get((instance_key, held), {})), attributed=held == "false",
+            )  # fmt: skip
 
     def _uncovered_seconds(self, seconds: dict[str, float], job_seconds: dict[str, float]) -> dict[str, float]:
         """Return the node's time by leak that no job has; together with the jobs' it is never more than the node's."""
@@ -363,7 +435,12 @@ class PrometheusUsage(CounterQuery):
         ticks = self.metric_selector("ticks_total")
         resets = self._single_value(f"sum(resets({ticks}[{range_duration(*period)}]))", period.end)
         self.daemon_restarts += round(resets or 0.0)
-        counters = TimeCounters(
+        for (cluster, instance, held, leak), seconds in self._seconds(self._node_counters(), period):
+            found[(cluster, instance), held][leak] += seconds
+        return found
+
+    def _node_counters(self) -> TimeCounters:
+        return TimeCounters(
             by_leak=self.metric_selector("node_seconds_total"),
             paid=self.metric_selector("paid_seconds_total"),
             recorded=f"node_model_leak:{self.metric_selector('seconds:rate5m')}",
@@ -372,9 +449,6 @@ class PrometheusUsage(CounterQuery):
             split_labels=("held", "leak"),
             start_metric="",
         )
-        for (cluster, instance, held, leak), seconds in self._seconds(counters, period):
-            found[(cluster, instance), held][leak] += seconds
-        return found
 
     # -- GPUs --
 
@@ -405,6 +479,13 @@ class PrometheusUsage(CounterQuery):
 def _money(seconds: dict[str, float], price: MoneyByCurrency) -> MoneyByCurrency:
     hours = sum(seconds.values()) / 3600
     return {currency: hours * amount for currency, amount in price.items()}
+
+
+def _with_energy(record: UsageRecord, joules: float, rates: EnergyRates) -> UsageRecord:
+    if not joules:
+        return record
+    money = rates.terms.money(joules)
+    return replace(record, energy={NOT_SPLIT: joules}, energy_money=money, intensity=rates.intensity)
 
 
 def _split_days(period: Period) -> Iterator[Period]:

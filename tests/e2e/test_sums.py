@@ -236,6 +236,29 @@ def test_each_node_has_its_own_price_and_what_has_none_is_said(ask: Ask) -> None
     assert any("have no price" in line for line in found["unseen"])
 
 
+def test_energy_has_the_price_and_the_carbon_of_its_node(ask: Ask) -> None:
+    found = json.loads(ask(f"--all {HAND}"))
+    assert found["energy_currency"] == "EUR"
+    rows = {row["name"]: row for row in found["rows"]}
+    shown = {name: (row["energy_kwh"], row["energy_money"], row["co2_kg"]) for name, row in rows.items()}
+    assert shown["old"] == (pytest.approx(1), pytest.approx(0.2), pytest.approx(0.4, rel=0.01))
+    assert shown["late"] == (pytest.approx(3 / 3.6), pytest.approx(1.5 / 3.6), None)
+    assert shown["anew"] == (pytest.approx(7140 * 500 / 3.6e6, rel=0.02), 0, None)
+    whole, moved = found["whole"], 38 / 60 * 0.5
+    assert whole["energy_kwh"] == pytest.approx(1.2 * (2 + 6000 / HOUR + 7140 / HOUR) + moved, rel=0.01)
+    assert sum(row["energy_kwh"] for row in rows.values()) == pytest.approx(whole["energy_kwh"])
+    assert whole["co2_kg"] is None
+    # n1: 2.4 kWh less those of old and new, by the time of nobody's two GPUs and of what is not told
+    nobody, untold = 2 * 7200.0, 7200 - 29.5 * MINUTE
+    of_n1 = (2.4 - 1 - 29.5 / 60 * 0.5) * nobody / (nobody + untold)
+    of_others = (1.2 - 0.5) * (6000 + 7140) / HOUR * 2 / 3
+    assert shown["(nobody)"][0] == pytest.approx(of_n1 + of_others, rel=0.05)
+    assert {each for part in found["parts"] for each in part} & {"energy_kwh", "energy_money", "co2_kg"} == set()
+    assert any("kWh have no price: they are in the energy" in line for line in found["unseen"])
+    hers = json.loads(ask(f"--user ada {HAND}"))["whole"]
+    assert (hers["energy_kwh"], hers["co2_kg"]) == (pytest.approx(1), pytest.approx(0.4, rel=0.01))
+
+
 def test_filters_of_each_kind(ask: Ask) -> None:
     assert set(rows_of(json.loads(ask(f"--user ada {HAND}")))) == {"old"}
     assert set(rows_of(json.loads(ask(f"--user bob {HAND}")))) == {"new", "late", "anew", "moved"}

@@ -3,7 +3,8 @@
 Job old runs all the time; new runs from minute 70.5 to 100, and its first sample is half a minute; late is old, but its
 node n2 is scraped from minute 80 on. The daemon of n3, and so the counter of anew, restarts from 0 at minute 120; that
 of moved restarts at another address at 91 and resumes its counters. Each of n1 to n3 has four GPUs, two of them
-unallocated.
+unallocated. A GPU that is held draws 500 W, and one that is not 100 W. The price of energy is known of n1 and n2, its
+carbon intensity of n1.
 """
 
 from tests.dashboards.past import Series, named
@@ -38,6 +39,12 @@ def tell_node(found: Series, node: str, price: float, currency: str, minute: int
         put(found, "price_per_gpu_hour", node, price, minute, model="H", held=held, currency=currency)
     since = minute - (120 if node == "n3" and minute >= 120 else 0)
     put(found, "paid_seconds_total", node, since * MINUTE * 4.0, minute, uuid="GPU-0", gpu="0")
+    put(found, "node_energy_joules_total", node, since * MINUTE * 1000.0, minute, model="H", layer="useful")
+    put(found, "node_energy_joules_total", node, since * MINUTE * 200.0, minute, model="H", layer="gau")
+    if node != "n3":
+        put(found, "price_per_kwh", node, 0.2 if node == "n1" else 0.5, minute, currency="EUR")
+    if node == "n1":
+        put(found, "grams_co2_per_kwh", node, 300 + 200 * (minute % 2), minute)
     for held, leak, rate in (("true", "useful", 2.0), ("false", "idle_allocation", 2.0)):
         put(found, "node_seconds_total", node, since * MINUTE * rate, minute, model="H", held=held, leak=leak)
 
@@ -64,6 +71,7 @@ def tell_job(
     ).append((BEGIN + minute * MINUTE, BEGIN + since * MINUTE))
     put(found, "job_start_timestamp_seconds", node, BEGIN + start * MINUTE, minute, **own)
     put(found, "job_paid_seconds_total", node, paid, minute, **own)
+    put(found, "job_energy_joules_total", node, paid * 500, minute, **own)
     put(found, "job_seconds_total", node, paid, minute, leak="useful", layer="useful", **own)
     put(found, "job_info", node, 1, minute, user="ada" if job == "old" else "bob", account=account, **own)
 

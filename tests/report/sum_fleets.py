@@ -29,9 +29,9 @@ HOUR_MS = 3_600_000
 ASKED_FOR = frozenset({
     f"gpu_efficiency_{name}"
     for name in (
-        "job_info", "job_paid_seconds_total", "job_seconds_total", "job_start_timestamp_seconds", "node_gpus",
-        "node_seconds_total", "paid_seconds_total", "price_per_gpu_hour",
-        "ticks_total",
+        "job_energy_joules_total", "job_info", "job_paid_seconds_total", "job_seconds_total",
+        "job_start_timestamp_seconds", "node_energy_joules_total", "node_gpus", "node_seconds_total",
+        "paid_seconds_total", "price_per_gpu_hour", "ticks_total",
     )
 })  # fmt: skip
 """Series that sums read; a scrape has ten times as many."""
