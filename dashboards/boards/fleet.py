@@ -30,6 +30,8 @@ from dashboards.unseen import UNSEEN_NODES
 _TARGET = words.BANDS["product"][1]
 _PAID = "cluster:gpu_efficiency_cost_paid:per_hour"
 _LEAK_COST = "cluster_leak:gpu_efficiency_cost:per_hour"
+_ENERGY_COST = "cluster_layer:gpu_efficiency_energy_cost:per_hour"
+_CARBON = "cluster_layer:gpu_efficiency_co2:grams_per_hour"
 _WEEK_AGO = "$__range offset 7d"
 _LOSSES = 'layer=~"gau|ectr|emfu"'
 _IN_TROUBLE = 'state=~"hung|zombie"'
@@ -301,6 +303,7 @@ _AMOUNTS = (
     ("paid", _hours_in(part("cluster", "paid"))),
     ("lost", _hours_in(_LEAK_COST, _LOSSES, by="currency")),
     ("paid", _hours_in(_PAID, by="currency")),
+    ("paid for energy", _hours_in(_ENERGY_COST, by="currency")),
 )
 
 
@@ -638,9 +641,25 @@ _COMPARED = Row(
                 ),
             ),
             decimals=2,
-            width=8,
+            width=6,
             height=4,
             empty="nothing useful seen",
+        ),
+        Panel(
+            title="Energy a month",
+            kind=Figure(steps=((None, words.EXPECTED),), named=True),
+            shows="What the energy of the boards, without hosts and cooling, costs a month (730 h) at the mean rate of"
+            " the time shown, where [energy] price_per_kwh is set; and its carbon, where a carbon intensity is. A price"
+            " of a GPU-hour may include it.",
+            bad="much of what is paid for the GPUs",
+            do="end what draws power without work: zombies and stalled jobs",
+            queries=(
+                Query(a_month(_ENERGY_COST, by="currency"), legend="{{currency}}"),
+                Query(f"{a_month(_CARBON)} / 1000", legend="kg of CO2"),
+            ),
+            width=6,
+            height=4,
+            empty="no price and no carbon intensity of energy",
         ),
         Panel(
             title="Recoverable",
@@ -658,7 +677,7 @@ _COMPARED = Row(
             ),
             unit="none",
             decimals=0,
-            width=8,
+            width=6,
             height=4,
             empty=_NO_SCRAPE,
         ),
@@ -671,7 +690,7 @@ _COMPARED = Row(
             do="compare with the inventory; add the exporter where nodes are missing",
             queries=(Query(f"sum({at('cluster:gpu_efficiency_owned:gpus')})"),),
             decimals=0,
-            width=8,
+            width=6,
             height=4,
             empty=_NO_SCRAPE,
         ),

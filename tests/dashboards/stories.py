@@ -216,6 +216,6 @@ def _moment(at: float, ledger: Ledger, snapshot: Snapshot) -> Moment:
         at,
         sum_by_leak(book.parts for book in books),
         {name: tuple(job.book.parts) for name, job in ledger.jobs.items()},
-        tuple(map(sum, zip(*(book.energy for book in books), strict=True))),
+        tuple(millijoules / 1000 for millijoules in sum_by_leak(book.energy for book in books)),
         {gpu.device.index: (gpu.state.value, gpu.reason) for gpu in snapshot.gpus},
     )

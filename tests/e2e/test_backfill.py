@@ -166,7 +166,7 @@ def reports_are_the_ledger_s(past: Past, played: Played) -> None:
             if part
         }
         assert found["gpu_hours"] == pytest.approx(book.paid / SECOND / 3600, rel=1e-12)
-        assert found["energy_kwh"] == pytest.approx(sum(job.counters.energy) / 3.6e6, rel=1e-12)
+        assert found["energy_kwh"] == pytest.approx(sum(job.counters.energy) / 3.6e9, rel=1e-12)
         assert [node["name"] for node in found["nodes"]] == ["n1"]
 
 

@@ -12,6 +12,7 @@ from tests.dashboards.weeks import GPUS, fleet
 
 PRICE = 2.5
 MONTH = 730
+PER_KWH, KG_PER_KWH = 0.12, 0.38
 SILENT = 1800
 """Seconds for which a daemon of the cluster blind has not been heard."""
 LOSSES = ("gau", "ectr", "emfu")
@@ -135,6 +136,14 @@ ROWS = (
     Expected(
         panel="Lost and paid a month", scenario="fleet", minutes=60, where={"currency": "USD"},
         worth=lambda played: lost(60)(played) * gpus(played) * PRICE * MONTH,
+    ),
+    Expected(
+        panel="Energy a month", scenario="fleet", minutes=60, where={"currency": "USD"},
+        worth=lambda played: sum(played.joules(60).values()) / 3.6e6 * PER_KWH * MONTH,
+    ),
+    Expected(
+        panel="Energy a month", scenario="fleet", minutes=60, letter="B",
+        worth=lambda played: sum(played.joules(60).values()) / 3.6e6 * KG_PER_KWH * MONTH,
     ),
     Expected(
         panel="A useful hour", scenario="fleet", minutes=60, where={"currency": "USD"},

@@ -156,7 +156,7 @@ RECEIPT = (
     row("GAU", JOBS["idle_allocation"], layers("GAU", "inference/chat-0-1")),
     row("Cost so far", REWORK, lambda p: PRICE / 3600 * sum(p.leaks(job=TRAINER).values()), currency="USD"),
     row("Lost so far", REWORK, lost(TRAINER), currency="USD"),
-    row("Energy", REWORK, told(lambda job: sum(job.counters.energy) / 3.6e6)),
+    row("Energy", REWORK, told(lambda job: sum(job.counters.energy) / 3.6e9)),
     row("GPU-hours", ("telemetry_outage", ALONE), lambda p: sum(p.leaks(job=ALONE).values()) / 3600),
     row("How long yet", REWORK, told(lambda job: 1200 / (job.owner.time_limit_seconds or 0)), letter="D"),
     row("How long yet", REWORK, told(lambda job: job.owner.time_limit_seconds or 0), letter="C"),
