@@ -68,6 +68,16 @@ def test_promtool_takes_each_agent_s(folder: Path, name: str) -> None:
     checked(folder, name, "--agent")
 
 
+@pytest.mark.slow
+def test_money_of_opencost_is_split_as_time_is(folder: Path) -> None:
+    for rules_of in ("recording.yaml", "recording-jobs.yaml"):
+        shutil.copy(folder / "alerts" / rules_of, folder)
+    shutil.copy(ROOT / "tests" / "opencost_rules.yaml", folder)
+    words = ["promtool", "test", "rules", "opencost_rules.yaml"]
+    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_promtool_takes_kubernetes_but_for_its_discovery(folder: Path) -> None:
     """Debian's Prometheus has no discovery of Kubernetes."""
     found = example("kubernetes.yaml")
