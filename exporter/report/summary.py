@@ -257,6 +257,11 @@ NOBODY, UNATTRIBUTED, UNNAMED = "(nobody)", "(not told)", "(none)"
 GROUPINGS = ("user", "account", "namespace", "team", "job", "partition")
 
 
+def _add_times(sums: dict[str, float], amounts: Mapping[str, float], factor: float) -> None:
+    for leak, value in amounts.items():
+        sums[leak] += factor * value
+
+
 class _UsageSum:
     """The sum of usage records."""
 
@@ -287,12 +292,13 @@ class _UsageSum:
             self.identity = record.identity
 
     def _add_energy(self, record: UsageRecord) -> None:
-        joules, grams_per_kwh = sum(record.energy.values()), record.intensity.grams_per_kwh
-        price = record.energy_money.get(self._energy_currency, 0.0) / joules if joules else 0.0
-        for leak, value in record.energy.items():
-            self.joules[leak] += value
-            self.energy_money[leak] += price * value
-            self.grams[leak] += (grams_per_kwh or 0.0) * value / JOULES_PER_KWH
+        total, grams_per_kwh = sum(record.energy.values()), record.intensity.grams_per_kwh
+        price = record.energy_money.get(self._energy_currency, 0.0) / total if total else 0.0
+        _add_times(self.joules, record.energy, 1.0)
+        if price:
+            _add_times(self.energy_money, record.energy, price)
+        if grams_per_kwh:
+            _add_times(self.grams, record.energy, grams_per_kwh / JOULES_PER_KWH)
         self.intensity_known = self.intensity_known and grams_per_kwh is not None
 
     def merge(self, other: "_UsageSum") -> None:
