@@ -308,6 +308,24 @@ class ClusterSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """Whether workloads of Kueue are read on Kubernetes: needs list and watch of its workloads and localqueues."""
 
 
+class GatewaySettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """[gateway]: settings of the command `gpu-efficiency gateway`, which answers each user for his own jobs."""
+
+    socket: str = "/run/gpu-efficiency/gateway.sock"
+    """Unix socket on which it serves all users of this host; `gpu-efficiency report` finds it here."""
+    nodes: tuple[str, ...] = ()
+    """Addresses of the nodes' daemons. {node} in one stands for each node on which the user's jobs ran, by sacct:
+    http://{node}:19400."""
+    header_file: str = ""
+    """File with the header lines to send to the nodes, such as Authorization; empty: none."""
+    ca_file: str = ""
+    """Certificate authority of the nodes, if they have TLS with a private one; empty: the system's."""
+    proxy_user: str = ""
+    """User as which the site's authenticating proxy runs: its requests are answered for whom it names; empty: none."""
+    user_header: str = "X-Remote-User"
+    """Header in which that proxy names the user."""
+
+
 class ReportsSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """[reports]: receives reports that training jobs send."""
 
@@ -448,6 +466,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     mapping_dir: MappingDirSettings = MappingDirSettings()
     workload: WorkloadSettings = WorkloadSettings()
     cluster: ClusterSettings = ClusterSettings()
+    gateway: GatewaySettings = GatewaySettings()
     reports: ReportsSettings = ReportsSettings()
     follow: tuple[FollowSettings, ...] = ()
     engines: EngineSettings = EngineSettings()

@@ -1,6 +1,6 @@
 """Reads the TCP sockets, network namespaces and addresses of processes from /proc (proc(5)); opens no connection.
 
-`folder` is /proc/PID, possibly below another root.
+Also reads who is at the other end of a unix socket. `folder` is /proc/PID, possibly below another root.
 """
 
 import os
@@ -23,6 +23,14 @@ _MOST_FILES = 65536
 _SOCKET = re.compile(r"socket:\[(\d+)\]")
 _LOCAL = re.compile(r"\|-- (\d{1,3}(?:\.\d{1,3}){3})\n\s+/32 host LOCAL")
 _GLOBAL_SCOPE = "00"
+CREDENTIALS = struct.Struct("iII")
+"""struct ucred (unix(7)): pid, uid, gid."""
+
+
+def peer_credentials(sock: socket.socket) -> tuple[int, int, int]:
+    """Return pid, uid and gid of the process that connected the unix socket, as the kernel noted them then."""
+    pid, uid, gid = CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size))
+    return pid, uid, gid
 
 
 class ListeningSocket(Struct, frozen=True):

@@ -128,6 +128,7 @@ def _system(tree: Path, python: Path, source: Path) -> None:
     share = tree / HOME / "share/gpu-efficiency"
     _copy(share / "systemd/gpu-efficiency.service", tree / "usr/lib/systemd/system")
     _copy(share / "systemd/gpu-efficiency-cluster.service", tree / "usr/lib/systemd/system")
+    _copy(share / "systemd/gpu-efficiency-gateway.service", tree / "usr/lib/systemd/system")
     _copy(share / "sysusers.d/gpu-efficiency.conf", tree / "usr/lib/sysusers.d")
     _copy(share / "tmpfiles.d/gpu-efficiency.conf", tree / "usr/lib/tmpfiles.d")
     _copy(share / "examples" / Path(CONFIG).name, (tree / CONFIG).parent)

@@ -23,7 +23,7 @@ from tests.systemd.probe import tries
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "systemd"
 PAGE = (ROOT / "docs/bare-metal.md").read_text()
-UNITS = ("gpu-efficiency.service", "gpu-efficiency-cluster.service")
+UNITS = ("gpu-efficiency.service", "gpu-efficiency-cluster.service", "gpu-efficiency-gateway.service")
 SHARE = "share/gpu-efficiency"
 RATED = re.findall(r"^\| (?:with )?`([\w.-]+)` \| ([\d.]+) \|$", PAGE, re.MULTILINE)
 """Unit or drop-in, and its exposure, as the page says."""
@@ -163,7 +163,7 @@ def test_the_nodes_unit_starts_after_whom_it_asks() -> None:
 
 
 def test_the_units_differ_only_in_what_their_work_differs_in() -> None:
-    ours, theirs = (unit(name)["Service"] for name in UNITS)
+    ours, theirs, gateways = (unit(name)["Service"] for name in UNITS)
     own = {
         "ExecStart",
         "ExecReload",
@@ -176,6 +176,8 @@ def test_the_units_differ_only_in_what_their_work_differs_in() -> None:
     devices_and_processes = {"DeviceAllow", "PrivateDevices", "ProtectProc", "ProcSubset"}
     differ = {key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key)}
     assert differ == own | devices_and_processes
+    differ = {key for key in gateways.keys() | theirs.keys() if gateways.get(key) != theirs.get(key)}
+    assert differ == {"ExecStart", "ReadWritePaths"}
 
 
 def tmpfiles() -> Iterator[list[str]]:
@@ -191,6 +193,7 @@ def test_the_folders_are_those_that_the_daemon_uses() -> None:
     assert config.mapping_dir.path in made
     (writable,) = unit(UNITS[0])["Service"]["ReadWritePaths"]
     assert writable == f"{Path(config.reports.socket).parent}"
+    assert unit(UNITS[2])["Service"]["ReadWritePaths"] == [writable] == [f"{Path(config.gateway.socket).parent}"]
 
 
 def test_only_who_has_a_prolog_has_its_folder() -> None:

@@ -82,6 +82,12 @@ _COMMANDS = (
          "cluster --cluster.refresh-seconds 2m --cluster.listen-address :9500"),
     ),
     (
+        "gateway", "gateway:gateway", "gateway:gateway_arguments", "answer each user for his own jobs, on a login node",
+        ("of the nodes that [gateway] names", "gateway --config /etc/gpu-efficiency/config.toml"),
+        ("on another socket",
+         "gateway --config /etc/gpu-efficiency/config.toml --gateway.socket /run/site/gateway.sock"),
+    ),
+    (
         "pause", "pause:pause", "pause:pause_arguments", "release the hardware counters for a profiler",
         ("for half an hour", "pause"),
         ("for an hour and a half, with the reason for the log", "pause --for 1h30m --reason 'Nsight, GPU 3'"),

@@ -39,7 +39,7 @@ from exporter.report.analysis import compare_reports, estimate_changes
 from exporter.report.energy import EnergyTerms, carbon_notes
 from exporter.report.job_names import find_named, members_message, naming_notes, split_step
 from exporter.report.model import JobIdentity, JobReport, ReportComparison, ReportError
-from exporter.report.nodes import NodeQueryError, NodeRecords, fetch_records
+from exporter.report.nodes import UNIX, NodeQueryError, NodeRecords, fetch_records
 from exporter.report.prometheus import report_from_prometheus
 from exporter.report.query import JobQuery, jobs_named
 from exporter.report.ranking import summary_lines, summary_tables
@@ -84,6 +84,7 @@ if TYPE_CHECKING:
 StoreQuery = Callable[["HistoryStore"], Iterable[AnyInput]]
 
 _RETRY_SECONDS = 0.5
+_GATEWAY_NOTE = "a gateway was asked, which tells each user of his own jobs alone"
 _RECENT_SECONDS = 600.0
 """Jobs that ended this many seconds ago are certainly in the store."""
 
@@ -166,7 +167,11 @@ def _read_store(path: Path, query: "StoreQuery[AnyInput]") -> Iterator[AnyInput]
 def _from_this_node(
     args: argparse.Namespace, wanted: JobRecordQuery, query: "StoreQuery[AnyInput]"
 ) -> tuple[Iterable[AnyInput | JobRecord], RecordSources]:
-    """Read this node's store for ended jobs and its daemon for running ones; one of them suffices."""
+    """Read this node's store for ended jobs and its daemon for running ones; one of them suffices.
+
+    Without a store, such as on a login node, ask a gateway if there is one. Only then: root's epilog on a node, and
+    whoever else reads that node's own store, is not to be told of his own jobs alone.
+    """
     config = read_config(args)
     path = _default_store(config)
     stored: tuple[AnyInput, ...] | None = None
@@ -177,12 +182,17 @@ def _from_this_node(
         except GatherError as err:
             why = f"{err}; "
     recent = wanted if stored is None else replace(wanted, since=max(wanted.since, time.time() - _RECENT_SECONDS))
-    response = _fetch([_daemon_address(config)], recent, args)
+    asks_gateway = path is None and Path(config.gateway.socket).is_socket()
+    response = _fetch([f"{UNIX}{config.gateway.socket}" if asks_gateway else _daemon_address(config)], recent, args)
     if stored is None and response.unanswered:
         raise GatherError(
             f"{why}{response.unanswered[0]}; name a source with --store FILE, --node URL or --prometheus URL"
         )
     sources = RecordSources(source="nodes" if stored is None else "stores", notes=response.notes)
+    if asks_gateway and not response.records:
+        sources = replace(sources, unanswered=(_GATEWAY_NOTE,))
+    elif asks_gateway and not (wanted.job_id or wanted.array_id):
+        sources = replace(sources, notes=(*sources.notes, _GATEWAY_NOTE))
     return latest_records((*(stored or ()), *response.records)), _with_energy(sources, config)
 
 
@@ -481,11 +491,15 @@ def _short(report: JobReport, args: argparse.Namespace) -> str:
     program = f"{own}" if own.name == PROGRAM and not named else PROGRAM
     given = [("--prometheus", args.prometheus)] if args.prometheus else []
     given += [("--store", path) for path in args.store] + [("--node", url) for url in args.node]
-    node = report.nodes[0].name if report.nodes and not given else ""
-    if not given and (address := _daemon_address(read_config(args))) != _daemon_address(Config()):
-        given = [("--node", address)]  # its configuration file is not for every user
+    where, config = "", read_config(args)
+    if not given and config.gateway.nodes:
+        where = "on a login node"
+    elif not given and report.nodes:
+        where = f"on node {report.nodes[0].name}"
+        if (address := _daemon_address(config)) != _daemon_address(Config()):
+            given = [("--node", address)]  # its configuration file is not for every user
     sources = "".join(f" {flag} {shlex.quote(redact_secrets(f'{value}'))}" for flag, value in given)
-    return render_short(report, program=program, sources=sources, node=node)
+    return render_short(report, program=program, sources=sources, where=where)
 
 
 def _tables(found: JobReport | ReportComparison | UsageSummary) -> list[ReportTable]:

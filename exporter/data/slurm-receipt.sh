@@ -184,6 +184,10 @@ write() {
                 if text=$(receipt --short); then
                     hint="${part:+
 This is the $part; each of the others shows its own: gpu-efficiency report $name}"
+                    case $text in
+                        *', on a login node: '*) hint="${part:+
+This is the $part.}" ;;
+                    esac
                     file "$text$hint"
                 fi
                 ;;

@@ -12,7 +12,6 @@ import os
 import re
 import socket
 import stat
-import struct
 import time
 from collections.abc import Iterable, Sequence
 from itertools import islice
@@ -28,11 +27,11 @@ from exporter.nccl.job_files import open_owned, open_written_after
 from exporter.nccl.pickle_reader import PickleRefusedError, read_pickle
 from exporter.nccl.processes import LocalProcess
 from exporter.nccl.ras import Communicator, Number, RasAnswer, RasRank
+from exporter.sockets import peer_credentials
 
 LIMIT_BYTES = 8 << 20
 HANDLERS = ("dump_nccl_trace_json?onlyactive=false", "fr_trace_json")
 _DEFAULT_DUMP = "/tmp/nccl_trace_rank_"  # nosec B108  # noqa: S108  PyTorch's own default
-_CREDENTIALS = struct.Struct("iII")
 _STATUS_LINE = re.compile(rb"HTTP/1\.[01] (\d{3})\b")
 _NOT_FOUND = 404
 _MAIN_FRAME = re.compile(r'File "([^"\n]{1,400})", line (\d{1,9}) in ([^\n]{1,200})')
@@ -270,8 +269,7 @@ def _connect(process: LocalProcess, proc: Path, *, seconds: float) -> socket.soc
 
 
 def _check_server(sock: socket.socket, process: LocalProcess) -> None:
-    raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    if _CREDENTIALS.unpack(raw)[0] != process.pid:
+    if peer_credentials(sock)[0] != process.pid:
         raise NoAnswerError("recorder_foreign", f"another process than {process.pid} serves its socket")
 
 

@@ -1,12 +1,14 @@
-"""Fetches JobRecords from the HTTP API of many daemons in parallel, without following redirects.
+"""Fetches JobRecords from the HTTP API of many daemons in parallel, or of a gateway, without following redirects.
 
-A daemon that does not answer is listed with the reason; a report then lacks only its part.
+A daemon that does not answer is listed with the reason; a report then lacks only its part. An address that begins with
+`unix:` is the path of a socket, at which a gateway answers for many nodes.
 """
 
 import ssl
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from math import isfinite
+from contextlib import contextmanager
+from math import inf, isfinite
 from pathlib import Path
 
 import httpx
@@ -16,10 +18,15 @@ from msgspec.structs import replace
 
 from exporter.core.job_record import JobRecord, JobRecordQuery
 from exporter.redact import redact_secrets
+from exporter.report.text import printable
 from exporter.report.usage import latest_records
 from exporter.tls import client_context
 
 TIMEOUT_SECONDS = 10.0
+UNIX = "unix:"
+GATEWAY_SECONDS = 120.0
+"""How long a gateway may take, which asks many nodes."""
+_DETAIL_CHARS = 500
 _MAX_PARALLEL = 16
 _MAX_BYTES = 64 << 20
 _MAX_RECORDS = 5000
@@ -43,6 +50,8 @@ class NodeRecords(Struct, frozen=True, kw_only=True):
     """One sentence for each node without a usable response, with the reason."""
     notes: tuple[str, ...] = ()
     """Remarks on nodes that answered."""
+    cut: bool = False
+    """Whether some records are missing because there were too many for one response."""
 
 
 class _RecordsResponse(Struct, frozen=True):
@@ -52,6 +61,24 @@ class _RecordsResponse(Struct, frozen=True):
     at: float = 0.0
     kept: bool = True
     cut: bool = False
+    notes: tuple[str, ...] = ()
+    """A gateway's, on its nodes."""
+
+
+class _Problem(Struct, frozen=True):
+    """Response with an error."""
+
+    detail: str
+
+
+class _Budget(Struct):
+    """Bytes that the nodes may still send, all together."""
+
+    left: float
+
+
+class _TooMuch(Exception):  # noqa: N818  as below
+    """The nodes have sent more than all of them may."""
 
 
 class _NoAnswer(Exception):  # noqa: N818  not an error of the program: it is listed in the result
@@ -64,17 +91,23 @@ def fetch_records(
     *,
     headers: Mapping[str, str] | None = None,
     ca_file: Path | None = None,
+    max_bytes: float = inf,
 ) -> NodeRecords:
-    """Return the records of all nodes that answer. Raises NodeQueryError if `ca_file` cannot be read."""
+    """Return the records of all nodes that answer. Raises NodeQueryError if `ca_file` cannot be read.
+
+    With `max_bytes`, which all nodes together may send, each is asked once, and the result may be `cut`.
+    """
+    budget = _Budget(max_bytes)
     with (
         httpx.Client(timeout=TIMEOUT_SECONDS, headers=dict(headers or {}), verify=_tls_verification(ca_file)) as client,
         ThreadPoolExecutor(max_workers=_MAX_PARALLEL) as pool,
     ):
-        answers = list(pool.map(lambda url: _fetch_node(client, url.rstrip("/"), wanted), dict.fromkeys(urls)))
+        answers = list(pool.map(lambda url: _fetch_node(client, url.rstrip("/"), wanted, budget), dict.fromkeys(urls)))
     return NodeRecords(
         records=latest_records(record for answer in answers for record in answer.records if wanted.matches(record)),
         unanswered=tuple(sentence for answer in answers for sentence in answer.unanswered),
         notes=tuple(sentence for answer in answers for sentence in answer.notes),
+        cut=any(answer.cut for answer in answers),
     )
 
 
@@ -98,45 +131,69 @@ def _tls_verification(ca_file: Path | None) -> ssl.SSLContext | bool:
 # -- one node --
 
 
-def _fetch_node(client: httpx.Client, url: str, wanted: JobRecordQuery) -> NodeRecords:
+def _fetch_node(client: httpx.Client, url: str, wanted: JobRecordQuery, budget: _Budget) -> NodeRecords:
     try:
-        pages = _fetch_pages(client, url, wanted)
+        with _client_of(url, client) as own:
+            pages = _fetch_pages(own, url, wanted, budget)
     except _NoAnswer as error:
         return NodeRecords(records=(), unanswered=(str(error),))
-    name, notes = redact_secrets(url), []
+    except _TooMuch:
+        return NodeRecords(records=(), unanswered=(), cut=True)
+    name, notes = redact_secrets(url), [note for page in pages for note in page.notes]
     if not all(page.kept for page in pages):
         notes.append(f"{name} keeps no history: it tells only of jobs since its daemon began")
     if any(page.cut for page in pages):
         notes.append(f"{name} has more than it tells at once: ask for less with --since")
     return NodeRecords(
-        records=tuple(record for page in pages for record in page.receipts), unanswered=(), notes=tuple(notes)
+        records=tuple(record for page in pages for record in page.receipts),
+        unanswered=(),
+        notes=tuple(dict.fromkeys(notes)),
+        cut=any(page.cut for page in pages),
     )
 
 
-def _fetch_pages(client: httpx.Client, url: str, wanted: JobRecordQuery) -> list[_RecordsResponse]:
-    """Return all pages; splits the time range into halves while a response is truncated."""
-    page = _request(client, url, query_parameters(wanted))
+@contextmanager
+def _client_of(url: str, client: httpx.Client) -> Iterator[httpx.Client]:
+    """Yield the client for this address: that of all nodes, or one of its own for a socket."""
+    if not url.startswith(UNIX):
+        yield client
+        return
+    transport = httpx.HTTPTransport(uds=url.removeprefix(UNIX).removeprefix("//"))
+    with httpx.Client(transport=transport, timeout=GATEWAY_SECONDS, headers=client.headers) as own:
+        yield own
+
+
+def _fetch_pages(client: httpx.Client, url: str, wanted: JobRecordQuery, budget: _Budget) -> list[_RecordsResponse]:
+    """Return all pages; splits the time range into halves while a response is truncated, if there is no budget."""
+    page = _request(client, url, query_parameters(wanted), budget)
+    if isfinite(budget.left):
+        return [page]
     until = wanted.until if isfinite(wanted.until) else page.at
     incomplete = page.cut or len(page.receipts) >= _MAX_RECORDS
     if not incomplete or until - wanted.since < _MIN_SPLIT_SECONDS:
         return [page]
     middle = wanted.since + (until - wanted.since) / 2
     halves = (replace(wanted, until=middle), replace(wanted, since=middle))
-    return [page for half in halves for page in _fetch_pages(client, url, half)]
+    return [page for half in halves for page in _fetch_pages(client, url, half, budget)]
 
 
-def _request(client: httpx.Client, url: str, params: Mapping[str, str]) -> _RecordsResponse:
-    """Send one request. Raises _NoAnswer."""
+def _request(client: httpx.Client, url: str, params: Mapping[str, str], budget: _Budget) -> _RecordsResponse:
+    """Send one request. Raises _NoAnswer, _TooMuch."""
     name = redact_secrets(url)
     content = bytearray()
+    host = "http://localhost" if url.startswith(UNIX) else url
     try:
-        with client.stream("GET", f"{url}/api/v1/receipts", params=dict(params)) as response:
+        with client.stream("GET", f"{host}/api/v1/receipts", params=dict(params)) as response:
             for chunk in response.iter_bytes():
                 content += chunk
+                budget.left -= len(chunk)
+                if budget.left < 0:
+                    raise _TooMuch
                 if len(content) > _MAX_BYTES:
                     raise _NoAnswer(f"{name} answered with more than {_MAX_BYTES >> 20} MiB: is it a daemon of ours?")
     except httpx.TimeoutException as err:
-        raise _NoAnswer(f"{name} gave no answer within {TIMEOUT_SECONDS:g} s") from err
+        seconds = GATEWAY_SECONDS if url.startswith(UNIX) else TIMEOUT_SECONDS
+        raise _NoAnswer(f"{name} gave no answer within {seconds:g} s") from err
     except (httpx.HTTPError, httpx.InvalidURL) as err:
         reason = redact_secrets(str(err)) or type(err).__name__
         raise _NoAnswer(f"{name} cannot be reached ({reason})") from err
@@ -144,7 +201,7 @@ def _request(client: httpx.Client, url: str, params: Mapping[str, str]) -> _Reco
 
 
 def _parse_response(name: str, status: int, content: bytes) -> _RecordsResponse:
-    if status in _HTTP_DENIED:
+    if status in _HTTP_DENIED and not name.startswith(UNIX):
         raise _NoAnswer(
             f"{name} answered HTTP {status}: it tells who is known to it (--header), or asks from its own host"
             " (docs/security.md)"
@@ -152,8 +209,16 @@ def _parse_response(name: str, status: int, content: bytes) -> _RecordsResponse:
     if status == _HTTP_NOT_FOUND:
         raise _NoAnswer(f"{name} answered HTTP 404: it has no receipts; is it a daemon of ours, and new enough?")
     if status != _HTTP_OK:
-        raise _NoAnswer(f"{name} answered HTTP {status}")
+        raise _NoAnswer(f"{name} answered HTTP {status}{_detail(content)}")
     try:
         return msgspec.json.decode(content, type=_RecordsResponse)
     except msgspec.MsgspecError as err:
         raise _NoAnswer(f"{name} answered with what is no list of receipts ({err}): is it a daemon of ours?") from err
+
+
+def _detail(content: bytes) -> str:
+    """Return the reason in the response, as the end of a sentence; empty if there is none."""
+    try:
+        return f": {printable(msgspec.json.decode(content, type=_Problem).detail)[:_DETAIL_CHARS]}"
+    except msgspec.MsgspecError:
+        return ""

@@ -609,14 +609,14 @@ def render_line(report: JobReport) -> str:
     )
 
 
-def render_short(report: JobReport, *, program: str = "gpu-efficiency", sources: str = "", node: str = "") -> str:
+def render_short(report: JobReport, *, program: str = "gpu-efficiency", sources: str = "", where: str = "") -> str:
     """Render the report in at most eight lines of 80 columns.
 
-    The last one is longer if it must be: it is the command for all of it, with `sources`, its further flags, and the
-    `node` where it works, if that is not everywhere.
+    The last one is longer if it must be: it is the command for all of it, with `sources`, its further flags, and
+    `where` it works, such as "on node n1", if that is not everywhere.
     """
     lines = (shorten(line, WIDTH) for line in _short_lines(report))
-    where = f", on node {node}" if node else ""
+    where = f", {where}" if where else ""
     return "\n".join((*lines, printable(f"  all of it{where}: {program} report {report.who.shown_id}{sources}"), ""))
 
 

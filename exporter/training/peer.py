@@ -11,7 +11,6 @@ import os
 import re
 import signal
 import socket
-import struct
 import time
 from collections.abc import Iterable, Iterator
 from itertools import islice
@@ -22,12 +21,11 @@ from msgspec import Struct
 from exporter.connections import TokenBucket
 from exporter.core.model import SECOND
 from exporter.procfs import read_bytes, start_ticks
+from exporter.sockets import CREDENTIALS, peer_credentials
 from exporter.training.message import ReportRefusedError
 from exporter.training.socket_owner import Address, SocketOwner, SocketTable
 
-_CREDENTIALS = struct.Struct("iII")
-"""struct ucred (unix(7)): pid, uid, gid."""
-CREDENTIALS_SPACE = socket.CMSG_LEN(_CREDENTIALS.size)
+CREDENTIALS_SPACE = socket.CMSG_LEN(CREDENTIALS.size)
 """Size of the ancillary data: one sender's credentials, no file descriptors."""
 _SO_PEERPIDFD = getattr(socket, "SO_PEERPIDFD", 77)
 """Socket option that returns a pidfd of the peer; Linux 6.5, include/uapi/asm-generic/socket.h."""
@@ -55,8 +53,7 @@ class Peer(Struct, frozen=True):
 
 def connected_peer(sock: socket.socket, proc: Path) -> Peer:
     """Return the process that connected the unix socket; raises ReportRefusedError if it cannot be identified."""
-    raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    peer = peer_with_pid(_CREDENTIALS.unpack(raw)[0], proc)
+    peer = peer_with_pid(peer_credentials(sock)[0], proc)
     if _has_ended(sock):
         raise ReportRefusedError("not_visible", f"process {peer.pid} has ended: its pid may have been reused")
     return peer
@@ -90,8 +87,8 @@ def peer_with_pid(pid: int, proc: Path) -> Peer:
 def sender_pid(ancillary: Iterable[tuple[int, int, bytes]]) -> int | None:
     """Return the pid of a packet's sender from its SCM_CREDENTIALS (unix(7)); None without credentials."""
     for level, kind, data in ancillary:
-        if level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS and len(data) >= _CREDENTIALS.size:
-            return int(_CREDENTIALS.unpack_from(data)[0])
+        if level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS and len(data) >= CREDENTIALS.size:
+            return int(CREDENTIALS.unpack_from(data)[0])
     return None
 
 

@@ -36,17 +36,22 @@ class ReportListenError(Exception):
     """A listener cannot be opened; the message names the address, the reason and a remedy."""
 
 
-def bind_socket(path: Path) -> socket.socket:
-    """Create the socket, writable for all users, and its directory; replaces a stale one. Raises ReportListenError."""
+def bind_socket(
+    path: Path, kind: socket.SocketKind = socket.SOCK_SEQPACKET, *, key: str = "reports.socket"
+) -> socket.socket:
+    """Create the socket, writable for all users, and its directory; replaces a stale one. Raises ReportListenError.
+
+    `key` is the setting that has the path, for messages.
+    """
     try:
         _make_folder(path.parent)
-        _remove_stale(path)
-        return _bind(path)
+        _remove_stale(path, kind)
+        return _bind(path, kind)
     except OSError as err:
         why = err.strerror or err
-        raise ReportListenError(
-            f"{path}: {why}: run as root, or set reports.socket to a path that can be created"
-        ) from err
+        raise ReportListenError(f"{path}: {why}: run as root, or set {key} to a path that can be created") from err
+    except ReportListenError as err:
+        raise ReportListenError(f"{err}".replace("reports.socket", key)) from err.__cause__
 
 
 def _make_folder(folder: Path) -> None:
@@ -55,10 +60,11 @@ def _make_folder(folder: Path) -> None:
         folder.chmod(0o755)
 
 
-def _bind(path: Path) -> socket.socket:
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+def _bind(path: Path, kind: socket.SocketKind) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, kind)
     try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)  # inherited by accepted connections
+        if kind == socket.SOCK_SEQPACKET:  # each packet has its sender
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)  # inherited by accepted connections
         sock.settimeout(0.0)
         sock.bind(os.fspath(path))
         _allow_all_users(path)
@@ -83,7 +89,7 @@ def _allow_all_users(path: Path) -> None:
         os.close(handle)
 
 
-def _remove_stale(path: Path) -> None:
+def _remove_stale(path: Path, kind: socket.SocketKind) -> None:
     """Remove the socket of a daemon that no longer runs; raises ReportListenError if it is in use or no socket."""
     try:
         found = path.lstat()
@@ -91,7 +97,7 @@ def _remove_stale(path: Path) -> None:
         return
     if not stat.S_ISSOCK(found.st_mode):
         raise ReportListenError(f"{path}: exists and is no socket: move it away, or set reports.socket to another path")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
+    with socket.socket(socket.AF_UNIX, kind) as probe:
         probe.settimeout(0.0)
         answer = probe.connect_ex(os.fspath(path))
     if answer != errno.ECONNREFUSED:

@@ -145,7 +145,7 @@ class ReceiptQuery(BaseModel, extra="forbid", frozen=True):
 _QUERIES: dict[str, type[BaseModel]] = {"/api/v1/receipts": ReceiptQuery, "/api/v1/events": EventQuery}
 
 
-def _invalid_query(request: Request, error: Exception) -> Response:
+def invalid_query(request: Request, error: Exception) -> Response:
     """Respond 422 with the first validation error of a query and how to correct it."""
     first = cast("RequestValidationError", error).errors()[0]
     name = first["loc"][-1]
@@ -161,7 +161,7 @@ def _cut(value: str) -> str:
     return repr(value if len(value) <= _SHOWN_CHARS else value[:_SHOWN_CHARS] + "…")
 
 
-def _repeated(request: Request) -> str:
+def repeated_parameter(request: Request) -> str:
     """Return the first parameter that is given more than once; empty if there is none."""
     names = [name for name, _ in request.query_params.multi_items()]
     return next((name for index, name in enumerate(names) if name in names[:index]), "")
@@ -283,7 +283,7 @@ class _Endpoints:
 
     def receipts(self, request: Request, query: Annotated[ReceiptQuery, Query()]) -> Response:
         """Return job records; with a store also while nothing is sampled, because records of the past stay valid."""
-        if repeated := _repeated(request):
+        if repeated := repeated_parameter(request):
             return error_response(422, f"{repeated} is given twice")
         with self._store_turn:
             latest, kept = self._provider.poll(), self._history is not None
@@ -297,7 +297,7 @@ class _Endpoints:
 
     def events(self, request: Request, query: Annotated[EventQuery, Query()]) -> Response:
         """Return events of this node; without a store the list is empty and `kept` is false."""
-        if repeated := _repeated(request):
+        if repeated := repeated_parameter(request):
             return error_response(422, f"{repeated} is given twice")
         with self._store_turn:
             latest, kept = self._provider.poll(), self._history is not None
@@ -323,16 +323,16 @@ def create_app(
     app = FastAPI(title="gpu-efficiency-exporter", version=__version__, openapi_url=None, docs_url=None, redoc_url=None)
     provider = SnapshotProvider(latest=latest, now=now, max_age_seconds=max_age_seconds, why_not=why_not)
     endpoints = _Endpoints(provider, history)
-    with _without_pydantic_v1():
+    with without_pydantic_v1():
         _add_routes(app, endpoints)
     app.add_exception_handler(404, _not_found)
-    app.add_exception_handler(RequestValidationError, _invalid_query)
-    app.add_exception_handler(Exception, _internal_error)
+    app.add_exception_handler(RequestValidationError, invalid_query)
+    app.add_exception_handler(Exception, internal_error)
     return app
 
 
 @contextmanager
-def _without_pydantic_v1() -> Iterator[None]:
+def without_pydantic_v1() -> Iterator[None]:
     """For each parameter FastAPI checks whether its type is of pydantic 1; importing that copy would cost 1.4 MiB."""
     absent = "pydantic.v1" not in sys.modules
     if absent:
@@ -407,7 +407,7 @@ def _not_found(_request: Request, _error: Exception) -> Response:
     return error_response(404, f"no such page; there are {', '.join(PATHS)}, /jobs/JOB")
 
 
-def _internal_error(_request: Request, _error: Exception) -> Response:
+def internal_error(_request: Request, _error: Exception) -> Response:
     """Respond 500; the log has the traceback. uvicorn closes the connection afterwards, so the header announces it."""
     body = b"internal error: the exporter's log says where; please report it\n"
     return make_response(body, PLAIN, status=500, extra={"Connection": "close"})

@@ -53,14 +53,19 @@ class HistoryReader(Protocol):
 def receipts_body(found: Sequence[JobRecord], snapshot: Snapshot | None, *, kept: bool) -> bytes:
     """Encode the response as JSON, truncated at about MAX_RESPONSE_BYTES."""
     node, host, at = node_identity(snapshot)
-    texts, size = [], 0
+    texts, cut = encode_records(found)
+    return _encode({"node": node, "host": host, "at": at, "kept": kept, "cut": cut, "receipts": texts})
+
+
+def encode_records(found: Sequence[JobRecord]) -> tuple[list[msgspec.Raw], bool]:
+    """Encode records up to about MAX_RESPONSE_BYTES, and return whether some were left out."""
+    texts, size = list[msgspec.Raw](), 0
     for record in found:
         texts.append(msgspec.Raw(_encode(record)))
         size += len(texts[-1])
         if size > MAX_RESPONSE_BYTES:
             break
-    cut = len(texts) < len(found)
-    return _encode({"node": node, "host": host, "at": at, "kept": kept, "cut": cut, "receipts": texts})
+    return texts, len(texts) < len(found)
 
 
 def events_out(found: list[NodeEvent], snapshot: Snapshot | None, *, kept: bool) -> EventsOut:

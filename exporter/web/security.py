@@ -294,6 +294,8 @@ class TrackedConnection(Protocol):
 
     web_config: WebConfig
     """The configuration under which it was accepted."""
+    uid: int | None
+    """The client's user, as the kernel reports it of a unix socket; None: TCP."""
 
     def request_started(self) -> None:
         """Note that a request has begun."""

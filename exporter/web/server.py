@@ -23,6 +23,7 @@ from msgspec import Struct
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from exporter.connections import AddressBuckets, Deadline, TokenBucket, client_network, overdue, surplus
+from exporter.sockets import peer_credentials
 from exporter.web.security import (
     AccessControl,
     WebConfig,
@@ -113,9 +114,16 @@ class HttpProtocol(H11Protocol):
 class Connection(asyncio.Protocol):
     """One connection, between asyncio and uvicorn's protocol; enforces timeouts and limits."""
 
-    def __init__(self, manager: "ConnectionManager", sock: socket.socket, address: str, web_config: WebConfig) -> None:
-        """Start the timeout of the handshake."""
-        self.manager, self.address, self.web_config = manager, address, web_config
+    def __init__(
+        self,
+        manager: "ConnectionManager",
+        sock: socket.socket,
+        address: str,
+        web_config: WebConfig,
+        uid: int | None = None,
+    ) -> None:
+        """Start the timeout of the handshake. `uid` is the client's user, on a unix socket."""
+        self.manager, self.address, self.web_config, self.uid = manager, address, web_config, uid
         self.wait = Deadline(time.monotonic(), manager.limits.handshake_seconds)
         self._sock = sock
         self._protocol: H11Protocol
@@ -130,7 +138,7 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Start to wait for a request, after the TLS handshake if there is one."""
-        assert isinstance(transport, asyncio.Transport)  # nosec B101  # noqa: S101  always so for TCP
+        assert isinstance(transport, asyncio.Transport)  # nosec B101  # noqa: S101  always so for a stream
         self._transport = transport
         self._await_request()
         if self.web_config.client_names and not _has_allowed_name(transport, self.web_config.client_names):
@@ -287,10 +295,12 @@ class ConnectionManager:
                     loop.call_later(1.0, self.listen, sock, config, listener)
                     self._make_room(len(self.connections) // 2)
                 return
-            if self._server.should_exit or not self._admits(peer[0]):
+            uid = peer_credentials(client_socket)[1] if client_socket.family == socket.AF_UNIX else None
+            address = peer[0] if uid is None else f"uid {uid}"
+            if self._server.should_exit or not self._admits(address):
                 client_socket.close()
             else:
-                self._start(client_socket, peer[0], config, listener)
+                self._start(client_socket, address, uid, config, listener)
 
     def _admits(self, address: str) -> bool:
         """Return whether the address, and the crowd if it is of it, may open another connection now."""
@@ -299,9 +309,16 @@ class ConnectionManager:
             return False
         return not self._is_of_crowd(address, self._modest_connections, now) or self._crowd_connections.take(now)
 
-    def _start(self, client_socket: socket.socket, address: str, config: uvicorn.Config, listener: WebListener) -> None:
+    def _start(
+        self,
+        client_socket: socket.socket,
+        address: str,
+        uid: int | None,
+        config: uvicorn.Config,
+        listener: WebListener,
+    ) -> None:
         client_socket.settimeout(0)
-        connection = Connection(self, client_socket, client_network(address), listener.watcher.current)
+        connection = Connection(self, client_socket, client_network(address), listener.watcher.current, uid)
         connection.set_protocol(
             HttpProtocol(config=config, server_state=self._server.server_state, app_state={"connection": connection})
         )
@@ -513,8 +530,15 @@ def run(
             sockets.append(stack.enter_context(listen(*page, name="web.page_address")))
         stack.enter_context(_watch_config(watcher))
         on_listening(*(sock.getsockname()[1] for sock in sockets))
-        with _ignore_repeated_signals():
-            asyncio.run(serve(app, web_listeners(sockets, watcher, open_page=open_page), ConnectionLimits()))
+        run_listeners(app, web_listeners(sockets, watcher, open_page=open_page), ConnectionLimits())
+
+
+def run_listeners(
+    app: FastAPI, listeners: Sequence[tuple[socket.socket, WebListener]], limits: ConnectionLimits
+) -> None:
+    """Serve on listening sockets in the calling thread until SIGTERM or SIGINT, then return within a few seconds."""
+    with _ignore_repeated_signals():
+        asyncio.run(serve(app, listeners, limits))
 
 
 def web_listeners(

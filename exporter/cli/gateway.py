@@ -1,0 +1,138 @@
+"""Runs the command `gateway`: serves job records of many nodes on a unix socket, to each user those of his own jobs."""
+
+import argparse
+import logging
+import pwd
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from exporter.cli.wiring import (
+    SWITCH_SECONDS,
+    config_file_argument,
+    configure,
+    fail,
+    parse_headers,
+    setting_arguments,
+)
+from exporter.config import Config, ConfigError
+from exporter.core.job_record import JobRecordQuery
+from exporter.report.nodes import NodeQueryError, fetch_records
+from exporter.schedulers.privacy import UserMask, open_mask
+from exporter.schedulers.slurm.accounting import nodes_of_jobs
+from exporter.schedulers.slurm.client import Commands, SlurmUnavailableError
+from exporter.tls import client_context
+from exporter.training.unix_socket import ReportListenError, bind_socket
+from exporter.urls import complete_url
+from exporter.web.gateway import FoundRecords, GatewayError, Identity, create_gateway_app
+from exporter.web.security import WebConfigWatcher, WebListener
+from exporter.web.server import ConnectionLimits, run_listeners
+
+log = logging.getLogger("gpu-efficiency")
+_NODE = "{node}"
+"""Stands for a node's name in gateway.nodes."""
+_MAX_BYTES = 16 << 20
+"""Most that the nodes together may send for one request."""
+_SACCT_SECONDS = 20.0
+_LIMITS = ConnectionLimits(requests_per_address=32, answer_seconds=300)
+"""The app refuses a user's third request, and the proxy is one address; nodes that are down take ten seconds each."""
+
+
+def gateway(args: argparse.Namespace) -> int:
+    """Serve until stopped."""
+    config = configure(args)
+    nodes, mask = _Nodes(config), _open_mask(config)
+    settings = config.gateway
+    identity = Identity(
+        proxy_uid=_proxy_uid(settings.proxy_user), header=settings.user_header, exported=mask.user if mask else str
+    )
+    sys.setswitchinterval(SWITCH_SECONDS)
+    try:
+        with _listening(Path(settings.socket)) as sock:
+            log.info("serving each user the records of his own jobs at unix:%s", settings.socket)
+            listener = WebListener(WebConfigWatcher(), open_page=True)
+            run_listeners(create_gateway_app(nodes.fetch, identity), [(sock, listener)], _LIMITS)
+    except ReportListenError as err:
+        return fail(err)
+    return 0
+
+
+@contextmanager
+def _listening(path: Path) -> Iterator[socket.socket]:
+    """Listen on the socket while the block runs; then remove it, unless another process has replaced it."""
+    with bind_socket(path, socket.SOCK_STREAM, key="gateway.socket") as sock:
+        inode = path.lstat().st_ino
+        try:
+            yield sock
+        finally:
+            with suppress(OSError):
+                if path.lstat().st_ino == inode:
+                    path.unlink()
+
+
+def _open_mask(config: Config) -> UserMask | None:
+    if config.privacy.users == "drop":
+        raise ConfigError('privacy.users: "drop": the nodes then have no users, so no job is known to be one\'s own')
+    return open_mask(config.privacy)
+
+
+def _proxy_uid(user: str) -> int | None:
+    try:
+        return pwd.getpwnam(user).pw_uid if user else None
+    except KeyError:
+        raise ConfigError(f"gateway.proxy_user: there is no user {user!r} here") from None
+
+
+def _headers(file: str) -> dict[str, str]:
+    try:
+        return parse_headers([f"@{file}"] if file else [])
+    except ConfigError as err:
+        raise ConfigError(f"{err}".replace("--header", "gateway.header_file")) from None
+
+
+class _Nodes:
+    """The nodes' daemons, and how to ask them."""
+
+    def __init__(self, config: Config) -> None:
+        """Raise ConfigError if they cannot be asked."""
+        settings = config.gateway
+        self._urls = tuple(complete_url(url) for url in settings.nodes)
+        if not self._urls:
+            raise ConfigError('gateway.nodes: names none; example: ["http://{node}:19400"]')
+        for url in self._urls:
+            if urlsplit(url).scheme not in ("http", "https"):
+                raise ConfigError(f"gateway.nodes: {url!r} is not like http://node7:19400")
+        self._headers = _headers(settings.header_file)
+        self._ca_file = Path(settings.ca_file) if settings.ca_file else None
+        try:
+            client_context(settings.ca_file or None)
+        except OSError as err:
+            raise ConfigError(f"gateway.ca_file: {settings.ca_file}: no certificate can be read of it: {err}") from err
+        self._slurm = config.slurm
+
+    def fetch(self, wanted: JobRecordQuery, user: str) -> FoundRecords:
+        """Return what the nodes have of the user's jobs. Raises GatewayError."""
+        try:
+            urls = self._urls_for(wanted, user)
+            found = fetch_records(urls, wanted, headers=self._headers, ca_file=self._ca_file, max_bytes=_MAX_BYTES)
+        except (NodeQueryError, SlurmUnavailableError) as err:
+            log.warning("a request of %s was not answered: %s", user, err)
+            raise GatewayError(str(err)) from err
+        return FoundRecords(records=found.records, unanswered=found.unanswered, notes=found.notes, cut=found.cut)
+
+    def _urls_for(self, wanted: JobRecordQuery, user: str) -> list[str]:
+        if not any(_NODE in url for url in self._urls):
+            return list(self._urls)
+        # One at a time each: `Commands` runs one command.
+        commands = Commands(bin_dir=self._slurm.bin_dir, conf=self._slurm.conf, timeout=_SACCT_SECONDS)
+        names = nodes_of_jobs(commands, user, wanted)
+        return [url.replace(_NODE, name) for url in self._urls for name in (names if _NODE in url else ("",))]
+
+
+def gateway_arguments(command: argparse.ArgumentParser) -> None:
+    """Flags of `gateway`."""
+    config_file_argument(command)
+    setting_arguments(command, ("gateway.socket", "FILE", "where to serve; default /run/gpu-efficiency/gateway.sock"))

@@ -1,0 +1,167 @@
+"""A login node: users ask the shipped gateway for reports, which asks a served daemon as its configuration says.
+
+The user directory is a stand-in, and sacct where it is asked; uids, sockets, daemon and command are real.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import httpx
+import pytest
+
+from tests.e2e.running import Daemon, command, daemon, environment, running
+from tests.waiting import PATIENCE, wait_for
+
+pytestmark = [pytest.mark.e2e, pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes other users")]
+ADA, BARBARA = 54321, 54322
+_WITH_USERS = f"""
+import pwd, sys
+from types import SimpleNamespace
+names = {{{ADA}: "ada", {BARBARA}: "barbara", 0: "root"}}
+pwd.getpwuid = lambda uid: SimpleNamespace(pw_name=names[uid])
+from exporter.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+_AS_USER = """
+import contextlib, io, os, sys
+from exporter.cli import main
+from exporter.specs import find_spec
+find_spec("")
+with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+    main(sys.argv[2:])
+uid = int(sys.argv[1])
+os.setgroups([])
+os.setresgid(uid, uid, uid)
+os.setresuid(uid, uid, uid)
+sys.exit(main(sys.argv[2:]))
+"""
+"""Once as root, which loads all that is used, for the interpreter's tree may be closed to others; then as the user."""
+
+
+@pytest.fixture(name="node", scope="module")
+def _node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    with daemon(tmp_path_factory.mktemp("node"), "demo") as served:
+        yield served
+
+
+@pytest.fixture(name="folder")
+def _folder() -> Iterator[Path]:
+    """A folder that all users may search: pytest's own are closed to others."""
+    with TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
+def job_of(node: Daemon, user: str) -> str:
+    jobs = node.get("/api/v1/jobs").json()["jobs"]
+    return next(str(each["owner"]["job_id"]) for each in jobs if each["owner"]["user"] == user)
+
+
+@contextmanager
+def gateway(folder: Path, *lines: str) -> Iterator[Path]:
+    """The command `gateway` with those lines in [gateway] and after it; yields its socket."""
+    path = folder / "gateway.sock"
+    (folder / "config.toml").write_text("\n".join((f'[gateway]\nsocket = "{path}"', *lines)))
+    words = [sys.executable, "-c", _WITH_USERS, "gateway", "--config", f"{folder}/config.toml"]
+    with running(words, folder / "log", environment()) as program:
+        wait_for(lambda: program.alive() and path.is_socket(), "it listens")
+        yield path
+        assert program.end() == 0
+        assert not path.exists()
+        assert "Traceback" not in program.log()
+
+
+def report(uid: int, path: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """What `gpu-efficiency report` says to a user of a host that has a gateway and no store."""
+    env = environment(GPU_EFFICIENCY_GATEWAY_SOCKET=f"{path}", GPU_EFFICIENCY_HISTORY_FILE="")
+    return subprocess.run(
+        [sys.executable, "-c", _AS_USER, f"{uid}", "report", "--quiet", *words],
+        env=env, capture_output=True, text=True, timeout=PATIENCE, check=False,
+    )  # fmt: skip
+
+
+def test_the_command_of_a_summary_works_on_a_login_node(node: Daemon, folder: Path) -> None:
+    """By itself, and for the user's own job alone: another's and none are the same."""
+    own, other = job_of(node, "ada"), job_of(node, "barbara")
+    with gateway(folder, f'nodes = ["{node.url}"]') as path:
+        done = report(ADA, path, own)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.startswith(f'Job {own} ')
+        assert " of ada" in done.stdout.partition("\n")[0]
+        assert report(BARBARA, path, other).returncode == 0
+        refused, absent = report(ADA, path, other), report(ADA, path, "4711")
+        assert (refused.returncode, refused.stdout) == (1, "")
+        assert refused.stderr.replace(other, "JOB") == absent.stderr.replace("4711", "JOB")
+        assert "tells each user of his own jobs alone" in refused.stderr
+        assert report(0, path, own).returncode == 1, "root is a user like the others"
+
+
+def test_totals_are_of_the_users_own_jobs_and_say_so(node: Daemon, folder: Path) -> None:
+    with gateway(folder, f'nodes = ["{node.url}"]') as path:
+        done = report(ADA, path, "--all", "--by", "user", "--json")
+        assert done.returncode == 0, done.stderr
+        assert '"barbara"' not in done.stdout
+        assert "tells each user of his own jobs alone" in done.stdout
+
+
+def test_only_the_nodes_that_ran_the_job_are_asked(node: Daemon, folder: Path) -> None:
+    """sacct, a stand-in, knows the node of this user's job, and of no other's."""
+    own, sacct = job_of(node, "ada"), folder / "sacct"
+    sacct.write_text(f'#!/bin/sh\ncase "$*" in *--user=ada*"-j {own} "*) echo 127.0.0.1 ;; esac\n')
+    sacct.chmod(0o755)
+    lines = (f'nodes = ["http://{{node}}:{node.port}"]', f'[slurm]\nbin_dir = "{folder}"')
+    with gateway(folder, *lines) as path:
+        assert report(ADA, path, own).returncode == 0
+        assert report(ADA, path, job_of(node, "barbara")).returncode == 1
+        sacct.write_text("#!/bin/sh\necho it is down >&2\nexit 1\n")
+        assert "HTTP 503: sacct" in report(ADA, path, own).stderr
+
+
+def test_the_sites_proxy_names_the_user(node: Daemon, folder: Path) -> None:
+    """The proxy is who runs the tests."""
+    with gateway(folder, f'nodes = ["{node.url}"]', 'proxy_user = "root"', 'user_header = "X-Site-User"') as path:
+        with httpx.Client(transport=httpx.HTTPTransport(uds=f"{path}"), timeout=PATIENCE) as proxy:
+            found = proxy.get("http://localhost/api/v1/receipts", headers={"X-Site-User": "barbara"}).json()
+            assert {each["owner"]["user"] for each in found["receipts"]} == {"barbara"}
+            assert proxy.get("http://localhost/api/v1/receipts").status_code == 403
+        named = report(ADA, path, job_of(node, "barbara"), "--header", "X-Site-User: barbara")
+        assert named.returncode == 1, "a header counts of nobody else"
+
+
+def test_nodes_that_are_down_are_the_reason(folder: Path) -> None:
+    with gateway(folder, 'nodes = ["127.0.0.1:1"]') as path:
+        done = report(ADA, path, "4711")
+        assert done.returncode == 1
+        assert "answered HTTP 503: http://127.0.0.1:1 cannot be reached" in done.stderr
+
+
+def test_without_the_gateway_the_reason_is_that(folder: Path) -> None:
+    with gateway(folder, 'nodes = ["127.0.0.1:1"]') as path:
+        pass
+    with running([sys.executable, "-c", f"import socket; socket.socket(1).bind({f'{path}'!r})"], folder / "log", {}):
+        wait_for(path.is_socket, "what a gateway left behind that was killed")
+    done = report(ADA, path, "4711")
+    assert f"unix:{path} cannot be reached" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("lines", "why"),
+    [
+        ((), "gateway.nodes: names none"),
+        (('nodes = ["ftp://n1"]',), "'ftp://n1' is not like http://node7:19400"),
+        (('nodes = ["n1:1"]', 'proxy_user = "nobody-here"'), "gateway.proxy_user: there is no user 'nobody-here'"),
+        (('nodes = ["n1:1"]', '[privacy]\nusers = "drop"'), "no job is known to be one's own"),
+        (('nodes = ["n1:1"]', 'header_file = "/nowhere"'), "gateway.header_file: /nowhere: cannot be read"),
+        (('nodes = ["n1:1"]', 'ca_file = "/nowhere"'), "gateway.ca_file: /nowhere"),
+    ],
+)
+def test_what_cannot_be_used_is_said_at_the_start(folder: Path, lines: tuple[str, ...], why: str) -> None:
+    (folder / "config.toml").write_text("\n".join((f'[gateway]\nsocket = "{folder}/gateway.sock"', *lines)))
+    words = command("gateway", "--config", f"{folder}/config.toml")
+    done = subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert (done.returncode, why in done.stderr) == (2, True), done.stderr
