@@ -69,7 +69,7 @@ def gateway(folder: Path, *lines: str) -> Iterator[Path]:
     (folder / "config.toml").write_text("\n".join((f'[gateway]\nsocket = "{path}"', *lines)))
     words = [sys.executable, "-c", _WITH_USERS, "gateway", "--config", f"{folder}/config.toml"]
     with running(words, folder / "log", environment()) as program:
-        wait_for(lambda: program.alive() and path.is_socket(), "it listens")
+        wait_for(lambda: program.alive() and "serving each user" in program.log(), "it listens")
         yield path
         assert program.end() == 0
         assert not path.exists()
@@ -91,7 +91,7 @@ def test_the_command_of_a_summary_works_on_a_login_node(node: Daemon, folder: Pa
     with gateway(folder, f'nodes = ["{node.url}"]') as path:
         done = report(ADA, path, own)
         assert done.returncode == 0, done.stderr
-        assert done.stdout.startswith(f'Job {own} ')
+        assert done.stdout.startswith(f"Job {own} ")
         assert " of ada" in done.stdout.partition("\n")[0]
         assert report(BARBARA, path, other).returncode == 0
         refused, absent = report(ADA, path, other), report(ADA, path, "4711")
@@ -141,8 +141,7 @@ def test_nodes_that_are_down_are_the_reason(folder: Path) -> None:
 
 
 def test_without_the_gateway_the_reason_is_that(folder: Path) -> None:
-    with gateway(folder, 'nodes = ["127.0.0.1:1"]') as path:
-        pass
+    path = folder / "gateway.sock"
     with running([sys.executable, "-c", f"import socket; socket.socket(1).bind({f'{path}'!r})"], folder / "log", {}):
         wait_for(path.is_socket, "what a gateway left behind that was killed")
     done = report(ADA, path, "4711")

@@ -5,6 +5,7 @@ receipt are held against each other.
 """
 
 import json
+import socket
 import threading
 import time
 from base64 import b64encode
@@ -337,6 +338,18 @@ def test_a_user_who_may_not_read_the_store_asks_the_daemon(tmp_path: Path, monke
     assert "history.db: this user may not read it: ask its daemon (--node URL), or run this as root; " in err
     assert f"{url} cannot be reached" in err
     assert err.endswith("name a source with --store FILE, --node URL or --prometheus URL\n")
+
+
+def test_where_a_gateway_is_configured_the_command_works_on_a_login_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPU_EFFICIENCY_HISTORY_FILE", f"{store(tmp_path / 'history.db', stated())}")
+    monkeypatch.setenv("GPU_EFFICIENCY_GATEWAY_NODES", "[http://{node}:19400]")
+    monkeypatch.setenv("GPU_EFFICIENCY_GATEWAY_SOCKET", f"{tmp_path}/gateway.sock")
+    with socket.socket(socket.AF_UNIX) as unused:
+        unused.bind(f"{tmp_path}/gateway.sock")  # a node with a store asks no gateway
+        status, out, _ = run(f"7 {AT} --short")
+    assert (status, out.endswith("\n  all of it, on a login node: gpu-efficiency report 7\n")) == (0, True)
 
 
 def test_the_short_form_names_a_command_that_finds_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -216,7 +216,7 @@ def test_json_lines_come_to_the_journal(node: Node) -> None:
 
 def test_an_upgrade_and_the_way_out_leave_nothing_behind(node: Node) -> None:
     """Last: it takes away what the others need."""
-    for block in (*blocks("Slurm: receipts"), *blocks("Once a cluster")):
+    for block in (*blocks("Slurm: receipts"), *blocks("Once a cluster"), *blocks("Users of a login node")):
         node.follow(block)
     node.machine.run("systemctl", "start", CLUSTER)
     node.machine.run("/etc/slurm/epilog.d/60-gpu-efficiency-receipt.sh", SLURM_JOB_ID="4711")

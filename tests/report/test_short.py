@@ -29,7 +29,9 @@ def test_the_short_form() -> None:
         "    do: mend it",
         "  all of it: gpu-efficiency report 7",
     ]
-    found = render_short(receipt(), program="/opt/bin/gpu-efficiency", sources=" --node http://a", where="on node a\x1b")
+    found = render_short(
+        receipt(), program="/opt/bin/gpu-efficiency", sources=" --node http://a", where="on node a\x1b"
+    )
     assert found.endswith("\n  all of it, on node a?: /opt/bin/gpu-efficiency report 7 --node http://a\n")
 
 

@@ -23,7 +23,7 @@ PROGRAMS = {
     "gpu-efficiency": f"""
 case " $* " in
     *" --line "*) printf '%s\\n' "${{LINE-{LINE}}}" ;;
-    *) printf '%s\\n' '{SHORT}' ;;
+    *) printf '%s\\n' "${{SHORT-{SHORT}}}" ;;
 esac
 exit "${{MISSING:-0}}" """,
     "sacct": """
@@ -314,6 +314,14 @@ def test_the_part_of_one_node_says_how_to_have_the_whole(placed: Node) -> None:
     placed.write()
     last = "This is the part of node n1, one of 2; each of the others shows its own: gpu-efficiency report 4711"
     assert placed.file.read_text() == f"{SHORT}\n{last}\n"
+
+
+@ROOT
+def test_a_command_that_works_on_a_login_node_is_of_the_whole(placed: Node) -> None:
+    short = "first\n  all of it, on a login node: gpu-efficiency report 4711"
+    placed.environ |= {"SLURM_JOB_NUM_NODES": "2", "SLURM_NODELIST": "n[1-2]", "SHORT": short}
+    placed.write()
+    assert placed.file.read_text() == f"{short}\nThis is the part of node n1, one of 2.\n"
 
 
 @ROOT
