@@ -231,8 +231,11 @@ def test_the_interface_is_what_its_description_says(tmp_path: Path) -> None:
 
 def test_fifty_hostile_connections_disturb_neither_sampling_nor_scrapes() -> None:
     """Fifteen seconds of what `python -m tests.fuzz.soak` does for an hour."""
-    found = soak.soak(15)
-    assert found.undisturbed, soak.told(found)
+    for seconds in (15, 90):  # on a busy machine an attacker may not come to its first answer
+        found = soak.soak(seconds)
+        assert found.undisturbed, soak.told(found)
+        if "hammer got an answer" in found.attackers and "guesser got 401" in found.attackers:
+            break
     assert len(found.times) >= 10
     assert found.files < 250
     assert re.search(r"hammer got an answer: [1-9]", found.attackers), found.attackers

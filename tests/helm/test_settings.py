@@ -167,6 +167,7 @@ SECTIONS: dict[str, dict[str, Any]] = {
     "hangs": {"enabled": False},
     "nccl": {"enabled": False},
     "history": {"keep_days": 30},
+    "gateway": {"socket": "/a"},
     "receipts": {},
     "specs": {"a": {"peak_flops": 1e12}},
 }
