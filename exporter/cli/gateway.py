@@ -86,13 +86,6 @@ def _proxy_uid(user: str) -> int | None:
         raise ConfigError(f"gateway.proxy_user: there is no user {user!r} here") from None
 
 
-def _headers(file: str) -> dict[str, str]:
-    try:
-        return parse_headers([f"@{file}"] if file else [])
-    except ConfigError as err:
-        raise ConfigError(f"{err}".replace("--header", "gateway.header_file")) from None
-
-
 class _Nodes:
     """The nodes' daemons, and how to ask them."""
 
@@ -105,7 +98,8 @@ class _Nodes:
         for url in self._urls:
             if urlsplit(url).scheme not in ("http", "https"):
                 raise ConfigError(f"gateway.nodes: {url!r} is not like http://node7:19400")
-        self._headers = _headers(settings.header_file)
+        lines = [f"@{settings.header_file}"] if settings.header_file else []
+        self._headers = parse_headers(lines, key="gateway.header_file")
         self._ca_file = Path(settings.ca_file) if settings.ca_file else None
         try:
             client_context(settings.ca_file or None)

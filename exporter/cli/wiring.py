@@ -115,26 +115,29 @@ def web_config_file_argument(command: argparse.ArgumentParser) -> None:
     )
 
 
-def parse_headers(given: Iterable[str]) -> dict[str, str]:
-    """Parse header lines, given directly or as @FILE. Errors do not repeat a line: it may hold a password."""
+def parse_headers(given: Iterable[str], *, key: str = "--header") -> dict[str, str]:
+    """Parse header lines, given directly or as @FILE. Errors do not repeat a line: it may hold a password.
+
+    `key` is the flag or setting that has them, for messages.
+    """
     found: dict[str, str] = {}
     for text in given:
-        for line in _header_lines(text):
+        for line in _header_lines(text, key):
             name, colon, value = line.partition(":")
             if not (colon and name.strip() and line.isascii() and line.isprintable()):
                 where = text if text.startswith("@") else "what was given"
-                raise ConfigError(f"--header: {where} is not 'Name: value' (example: 'Authorization: Bearer ...')")
+                raise ConfigError(f"{key}: {where} is not 'Name: value' (example: 'Authorization: Bearer ...')")
             found[name.strip()] = value.strip()
     return found
 
 
-def _header_lines(text: str) -> list[str]:
+def _header_lines(text: str, key: str) -> list[str]:
     if not text.startswith("@"):
         return [text]
     try:
         content = Path(text[1:]).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as err:
-        raise ConfigError(f"--header: {text[1:]}: cannot be read: {getattr(err, 'strerror', None) or err}") from err
+        raise ConfigError(f"{key}: {text[1:]}: cannot be read: {getattr(err, 'strerror', None) or err}") from err
     return [line for line in content.splitlines() if line.strip()]
 
 

@@ -16,7 +16,7 @@ from msgspec import Struct, structs
 from exporter.cluster.interruptions import UNKNOWN
 from exporter.cluster.model import BLOCKED, ClusterJob, Demand, Jobs, NodeRequirements, PendingJob, parse_each
 from exporter.cluster.pods import ClusterPod, NodeLabels, gpu_type, gpus_of_pod, job_id_of, requirements
-from exporter.schedulers.kubernetes.objects import ContainerRequest, ObjectMeta, PodSpec
+from exporter.schedulers.kubernetes.objects import Condition, ContainerRequest, ObjectMeta, PodSpec
 
 _VERSIONS = ("v1beta2", "v1beta1")
 WORKLOADS = tuple(f"/apis/kueue.x-k8s.io/{version}/workloads" for version in _VERSIONS)
@@ -79,14 +79,10 @@ class WorkloadSpec(Struct, frozen=True, rename="camel"):
     active: bool | None = None
 
 
-class Condition(Struct, frozen=True, rename="camel"):
-    """Condition; `status` is True, False or Unknown, as text."""
+class WorkloadCondition(Condition, frozen=True, rename="camel"):
+    """Condition with its message, which names the preempting workload."""
 
-    type: str = ""
-    status: str = ""
-    reason: str = ""
     message: str = ""
-    last_transition_time: datetime | None = None
 
 
 class Admission(Struct, frozen=True, rename="camel"):
@@ -99,7 +95,7 @@ class WorkloadStatus(Struct, frozen=True):
     """WorkloadStatus."""
 
     admission: Admission | None = None
-    conditions: tuple[Condition, ...] | None = None
+    conditions: tuple[WorkloadCondition, ...] | None = None
 
 
 class Workload(Struct, frozen=True):
@@ -109,9 +105,9 @@ class Workload(Struct, frozen=True):
     spec: WorkloadSpec = WorkloadSpec()
     status: WorkloadStatus = WorkloadStatus()
 
-    def condition(self, kind: str) -> Condition:
+    def condition(self, kind: str) -> WorkloadCondition:
         """Return its condition of that type, or an empty one."""
-        return next((each for each in self.status.conditions or () if each.type == kind), Condition())
+        return next((each for each in self.status.conditions or () if each.type == kind), WorkloadCondition())
 
     def true(self, kind: str) -> bool:
         """Whether its condition of that type is True."""

@@ -96,12 +96,17 @@ def instance_of(labels: dict[str, str]) -> InstanceKey:
     return labels.get("cluster", ""), labels.get("instance", "")
 
 
+def without_braces(matchers: str) -> str:
+    """Return label matchers that may be given as a whole selector."""
+    return matchers.strip().removeprefix("{").removesuffix("}").strip(", ")
+
+
 class MetricQuery:
     """Queries series of gpu-efficiency. `matchers` restrict all selectors; braces around them are ignored."""
 
     def __init__(self, server: QueryServer, *, matchers: str = "") -> None:
         self._server = server
-        self.matchers = matchers.strip().removeprefix("{").removesuffix("}").strip(", ")
+        self.matchers = without_braces(matchers)
 
     def metric_selector(self, name: str, *matchers: str) -> str:
         """Return the selector of `gpu_efficiency_NAME`."""

@@ -15,15 +15,14 @@ from typing import NamedTuple, Protocol
 import msgspec
 from msgspec import Struct
 
-from exporter.core.prices import NO_PRICE
+from exporter.core.prices import HOUR_SECONDS, NO_PRICE
 from exporter.formatting import format_duration
 from exporter.report.model import ReportError
-from exporter.report.query import DAY_SECONDS, QueriedSeries
+from exporter.report.query import DAY_SECONDS, QueriedSeries, without_braces
 
 STEP_SECONDS = 300.0
 """Seconds between two samples: as long as the means that the rules record."""
 WEEK_SECONDS = 7 * DAY_SECONDS
-_HOUR_SECONDS = 3600.0
 DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 _HOURS = 24
 JOB_SIZES = ("1", "2-7", "8", "9-64", ">64")
@@ -131,7 +130,7 @@ class ReservationAdvice(Struct, frozen=True, kw_only=True):
     @property
     def known_hours(self) -> float:
         """Hours of which something is stored."""
-        return self.known * (self.end - self.start) / _HOUR_SECONDS
+        return self.known * (self.end - self.start) / HOUR_SECONDS
 
     def json(self) -> bytes:
         """Return the advice as JSON."""
@@ -193,9 +192,9 @@ def read_used_gpus(
     progress: Callable[[float, float], None] = lambda _, __: None,
 ) -> UsedGpus:  # fmt: skip
     """Read the whole weeks before the full hour `end`, `since` seconds at most. Raises ReportError if there is none."""
-    end = end // _HOUR_SECONDS * _HOUR_SECONDS
+    end = end // HOUR_SECONDS * HOUR_SECONDS
     start = end - since // WEEK_SECONDS * WEEK_SECONDS
-    matchers = matchers.strip().removeprefix("{").removesuffix("}").strip(", ")
+    matchers = without_braces(matchers)
     tracks: dict[str, dict[_SeriesKey, _Track]] = defaultdict(lambda: defaultdict(dict))
     days = round((end - start) / DAY_SECONDS)
     for day in range(days):
@@ -283,7 +282,7 @@ def _advise_type(
     currencies = {key[2] for key in used.tracks["cost"] if key[0] == model}
     currency = currencies.pop() if len(currencies) == 1 and currencies != {NO_PRICE.currency} else ""
     held_cost = sum(used.values("cost", model, "true", currency))
-    cost = (held_cost + sum(used.values("cost", model, "false", currency))) * STEP_SECONDS / _HOUR_SECONDS
+    cost = (held_cost + sum(used.values("cost", model, "false", currency))) * STEP_SECONDS / HOUR_SECONDS
     stored = held_cost / sum(allocated) if currency and sum(allocated) else None
     given = _price_of(model, reserved), _price_of(model, on_demand)
     prices = given if given == (None, None) else (given[0] or stored, given[1] or stored)
@@ -316,7 +315,7 @@ def _reservation(
     break_even = reserved / on_demand
     count = reserved_count(in_use, break_even)
     weekly = (reserved_count(shares_in_use(week), break_even) for week in _by_week(used, values))
-    known_hours = len(values) * STEP_SECONDS / _HOUR_SECONDS
+    known_hours = len(values) * STEP_SECONDS / HOUR_SECONDS
     beyond = [*accumulate(reversed(in_use), initial=0.0)][::-1]
     return Reservation(
         in_use=in_use,
@@ -339,5 +338,5 @@ def _by_week(used: UsedGpus, values: Sequence[float]) -> Iterator[list[float]]:
 
 def _job_size(used: UsedGpus, size: str, calendar: _Calendar) -> JobSizeUse:
     values = used.values("jobs", size)
-    gpu_hours = sum(values) * STEP_SECONDS / _HOUR_SECONDS
+    gpu_hours = sum(values) * STEP_SECONDS / HOUR_SECONDS
     return JobSizeUse(gpus=size, gpu_hours=gpu_hours, peak=max(values), hours=calendar.means(values))

@@ -45,13 +45,11 @@ def bind_socket(
     """
     try:
         _make_folder(path.parent)
-        _remove_stale(path, kind)
-        return _bind(path, kind)
+        _remove_stale(path, kind, key)
+        return _bind(path, kind, key)
     except OSError as err:
         why = err.strerror or err
         raise ReportListenError(f"{path}: {why}: run as root, or set {key} to a path that can be created") from err
-    except ReportListenError as err:
-        raise ReportListenError(f"{err}".replace("reports.socket", key)) from err.__cause__
 
 
 def _make_folder(folder: Path) -> None:
@@ -60,14 +58,14 @@ def _make_folder(folder: Path) -> None:
         folder.chmod(0o755)
 
 
-def _bind(path: Path, kind: socket.SocketKind) -> socket.socket:
+def _bind(path: Path, kind: socket.SocketKind, key: str) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX, kind)
     try:
         if kind == socket.SOCK_SEQPACKET:  # each packet has its sender
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)  # inherited by accepted connections
         sock.settimeout(0.0)
         sock.bind(os.fspath(path))
-        _allow_all_users(path)
+        _allow_all_users(path, key)
         sock.listen(_BACKLOG)
     except (OSError, ReportListenError):
         sock.close()
@@ -75,35 +73,33 @@ def _bind(path: Path, kind: socket.SocketKind) -> socket.socket:
     return sock
 
 
-def _allow_all_users(path: Path) -> None:
+def _allow_all_users(path: Path, key: str) -> None:
     """Make the new socket writable for all users; raises ReportListenError if another user has replaced the file."""
     handle = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         created = os.fstat(handle)
         if not stat.S_ISSOCK(created.st_mode) or created.st_uid != os.geteuid() or created.st_nlink > 1:
-            raise ReportListenError(
-                f"{path}: another user can write to its directory: set reports.socket to another path"
-            )
+            raise ReportListenError(f"{path}: another user can write to its directory: set {key} to another path")
         Path(f"/proc/self/fd/{handle}").chmod(0o666)
     finally:
         os.close(handle)
 
 
-def _remove_stale(path: Path, kind: socket.SocketKind) -> None:
+def _remove_stale(path: Path, kind: socket.SocketKind, key: str) -> None:
     """Remove the socket of a daemon that no longer runs; raises ReportListenError if it is in use or no socket."""
     try:
         found = path.lstat()
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(found.st_mode):
-        raise ReportListenError(f"{path}: exists and is no socket: move it away, or set reports.socket to another path")
+        raise ReportListenError(f"{path}: exists and is no socket: move it away, or set {key} to another path")
     with socket.socket(socket.AF_UNIX, kind) as probe:
         probe.settimeout(0.0)
         answer = probe.connect_ex(os.fspath(path))
     if answer != errno.ECONNREFUSED:
         raise ReportListenError(
             f"{path}: in use by another process ({os.strerror(answer) if answer else 'it answers'}): stop the second"
-            " daemon, or set reports.socket to another path"
+            f" daemon, or set {key} to another path"
         )
     path.unlink()
 

@@ -140,8 +140,8 @@ class ContainerStatus(Struct, frozen=True, rename="camel"):
     restart_count: int = 0
 
 
-class PodCondition(Struct, frozen=True, rename="camel"):
-    """PodCondition; `status` is True, False or Unknown, as text."""
+class Condition(Struct, frozen=True, rename="camel"):
+    """Condition of a pod, or of another object; `status` is True, False or Unknown, as text."""
 
     type: str = ""
     status: str = ""
@@ -157,7 +157,7 @@ class PodStatus(Struct, frozen=True, rename="camel"):
     """When the kubelet admitted the pod and allocated its devices, before any image was pulled."""
     container_statuses: tuple[ContainerStatus, ...] | None = None
     init_container_statuses: tuple[ContainerStatus, ...] | None = None
-    conditions: tuple[PodCondition, ...] | None = None
+    conditions: tuple[Condition, ...] | None = None
 
 
 class PodObject(Struct, Generic[C], frozen=True):
@@ -177,7 +177,7 @@ class PodObject(Struct, Generic[C], frozen=True):
         """Names of what keeps the scheduler from placing it."""
         return frozenset(gate.name for gate in self.spec.scheduling_gates or ())
 
-    def condition(self, kind: str) -> PodCondition | None:
+    def condition(self, kind: str) -> Condition | None:
         """Return its condition of that type, or None."""
         return next((each for each in self.status.conditions or () if each.type == kind), None)
 
