@@ -19,7 +19,7 @@ from msgspec import Meta, Struct, defstruct, structs
 from exporter.carbon import MAX_GRAMS, read_hours
 from exporter.core.model import SECOND, Spec
 from exporter.core.policy import Policy
-from exporter.core.prices import ANY_MODEL, NO_PRICE, CarbonIntensity, Price, Terms
+from exporter.core.prices import ANY_MODEL, NO_PRICE, CarbonIntensity, EnergyTerms, Price, Terms
 from exporter.registry import (
     SCHEDULERS,
     SOURCES,
@@ -272,6 +272,11 @@ class EnergySettings(Struct, frozen=True, forbid_unknown_fields=True, dict=True)
     carbon_intensity_column: Literal["life_cycle", "direct"] = "life_cycle"
     """Which carbon intensity of the file applies, if it has both."""
 
+    @property
+    def terms(self) -> EnergyTerms:
+        """What a kilowatt-hour costs."""
+        return EnergyTerms(self.price_per_kwh, self.currency)
+
     @cached_property
     def carbon(self) -> CarbonIntensity:
         """Carbon intensity, with the content that the file had at the first access; raises ConfigError."""
@@ -499,8 +504,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
             pool=self.host.pool,
             prices=tuple(row.price for row in self.prices),
             unknown_models=self.unknown_price_models,
-            per_kwh=self.energy.price_per_kwh,
-            per_kwh_currency=self.energy.currency,
+            energy=self.energy.terms,
             carbon=self.energy.carbon,
             idle_budget=self.budget.idle_per_hour,
             idle_budget_currency=self.budget.currency if self.prices else NO_PRICE.currency,

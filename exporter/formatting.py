@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from math import isfinite
 
+from exporter.core.prices import JOULES_PER_KWH
+
 _MANY, _UNITS = 100_000, ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 NO_VALUE = "-"
 NO_BREAK_SPACE = "\N{NO-BREAK SPACE}"
 MINUTE, HOUR, DAY = 60, 3600, 86400
-JOULES_PER_KWH = 3.6e6
 _TINY_SHARE = 0.005
 """Shares below this would round to 0 %."""
 _CENTS, _LARGE = 0.005, 1000
@@ -155,6 +156,13 @@ def energy(joules: float, *, space: str = " ") -> str:
     """Format joules as Wh or kWh."""
     kwh = joules / JOULES_PER_KWH
     return f"{1000 * kwh:,.0f}{space}Wh" if kwh < 1 else f"{kwh:,.{1 if kwh < _LARGE else 0}f}{space}kWh"
+
+
+def co2(grams: float, *, space: str = " ") -> str:
+    """Format grams of CO2 as grams or kilograms."""
+    kg = grams / 1000
+    amount = f"{grams:,.0f}{space}g" if kg < 1 else f"{kg:,.{1 if kg < _LARGE else 0}f}{space}kg"
+    return f"{amount} of{space}CO2"
 
 
 def gibibytes(used: float | None, whole: float | None) -> str:

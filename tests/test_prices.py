@@ -8,7 +8,7 @@ import pytest
 from exporter.agent.agent import Agent
 from exporter.config import ConfigError, Exemption, load
 from exporter.core.model import SECOND, Owner
-from exporter.core.prices import CarbonIntensity, Price, Terms
+from exporter.core.prices import CarbonIntensity, EnergyTerms, Price, Terms
 from exporter.core.snapshot import DaemonMetadata
 from exporter.schedulers.rules import Rules
 from tests.worlds import device, first
@@ -56,7 +56,7 @@ def test_what_an_operator_says_reaches_the_node_s_terms(tmp_path: Path) -> None:
     assert terms.prices == (
         Price(2.5), Price(0.4, "EUR", "NVIDIA L4", "spot", "allocated", int(NEW_YEAR) * SECOND),
     )  # fmt: skip
-    assert (terms.node, terms.pool, terms.per_kwh, terms.per_kwh_currency) == ("n1", "reserved", 0.12, "EUR")
+    assert (terms.node, terms.pool, terms.energy) == ("n1", "reserved", EnergyTerms(0.12, "EUR"))
     assert (terms.carbon, terms.idle_budget, terms.idle_budget_currency) == (CarbonIntensity(380), 100, "USD")
     assert terms.exemptions == (("eval", "nightly evaluation rests between runs", NEW_YEAR),)
 

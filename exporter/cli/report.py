@@ -36,7 +36,7 @@ from exporter.files import OutputError, may_exist, write_output
 from exporter.preview.prometheus import PrometheusClient, PrometheusError, PrometheusSeries
 from exporter.redact import redact_secrets
 from exporter.report.analysis import compare_reports, estimate_changes
-from exporter.report.energy import EnergyTerms, carbon_notes
+from exporter.report.energy import carbon_notes
 from exporter.report.job_names import find_named, members_message, naming_notes, split_step
 from exporter.report.model import JobIdentity, JobReport, ReportComparison, ReportError
 from exporter.report.nodes import UNIX, NodeQueryError, NodeRecords, fetch_records
@@ -213,8 +213,7 @@ def _daemon_address(config: Config) -> str:
 
 
 def _with_energy(sources: RecordSources, config: Config) -> RecordSources:
-    energy = config.energy
-    return replace(sources, energy=EnergyTerms(energy.price_per_kwh, energy.currency), carbon=energy.carbon)
+    return replace(sources, energy=config.energy.terms, carbon=config.energy.carbon)
 
 
 _DEFAULT_TARGET_EMFU = 0.6

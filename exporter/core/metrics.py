@@ -752,7 +752,7 @@ METRICS: tuple[Metric, ...] = (
         "Price of a GPU-hour on this node; held=false: while the GPU is not allocated, 0 if only allocated time is "
         "paid. Without a configured price the value is 1 and the currency GPU-hours.", scope="model", max_series=2),
     _node.by("price_per_kwh", ("currency",),
-        lambda s: _known(s.meta.terms.per_kwh_currency, s.meta.terms.per_kwh),
+        lambda s: _known(s.meta.terms.energy.currency, s.meta.terms.energy.price_per_kwh),
         "Price of a kilowatt-hour; absent if not configured."),
     _node("grams_co2_per_kwh", lambda s: s.meta.terms.carbon.at(s.wall / SECOND),
         "Carbon intensity of the hour, grams of CO2 per kilowatt-hour; absent if not configured or not known."),

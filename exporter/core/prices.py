@@ -72,6 +72,26 @@ def _specificity(price: Price) -> tuple[bool, bool, int]:
     return price.model != ANY_MODEL, price.pool != "", price.valid_from
 
 
+JOULES_PER_KWH = 3.6e6
+
+
+def energy_amount(joules: float, per_kwh: float) -> float:
+    """Return the amount, of money or of CO2, for so much energy."""
+    return joules / JOULES_PER_KWH * per_kwh
+
+
+class EnergyTerms(Struct, frozen=True):
+    """What a kilowatt-hour costs; None: not known."""
+
+    price_per_kwh: float | None = None
+    currency: str = ""
+
+    def money(self, joules: float) -> dict[str, float]:
+        """Return the price of energy by currency; empty if it is not known, or there is no energy."""
+        price = self.price_per_kwh
+        return {} if price is None or not joules else {self.currency: energy_amount(joules, price)}
+
+
 HOUR_SECONDS = 3600
 _ROUNDING_SECONDS = 1e-3
 
@@ -91,6 +111,10 @@ class CarbonIntensity(Struct, frozen=True):
         found = bisect_left(self.hours, hour := int(seconds // HOUR_SECONDS))
         known = found < len(self.hours) and self.hours[found] == hour
         return self.grams[found] if known else self.otherwise
+
+    def emitted(self, joules: float) -> float | None:
+        """Return the grams of CO2 of energy of unknown hours; None if not known, or if these differ by the hour."""
+        return None if self.hours or self.otherwise is None else energy_amount(joules, self.otherwise)
 
     def mean_of_hours(self, start: float, end: float) -> tuple[float, float]:
         """Return the time-mean of an interval with 0 where `hours` has no value, and the share of that time."""
@@ -113,8 +137,7 @@ class Terms(Struct, frozen=True, kw_only=True):
     prices: tuple[Price, ...] = ()
     unknown_models: tuple[str, ...] = ()
     """Models that prices name and that are in no table of specifications, perhaps because they are misspelt."""
-    per_kwh: float | None = None
-    per_kwh_currency: str = ""
+    energy: EnergyTerms = EnergyTerms()
     carbon: CarbonIntensity = CarbonIntensity()
     idle_budget: float | None = None
     """Allowed cost of idle GPUs of the whole cluster, per hour."""

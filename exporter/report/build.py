@@ -16,8 +16,9 @@ from exporter.core.leaks import LAYER_OF, LEAK_NAMES, LEAKS, Leak
 from exporter.core.model import SECOND
 from exporter.core.pipes import NONE, PIPE_NOTES, TENSOR
 from exporter.core.policy import Policy
-from exporter.formatting import JOULES_PER_KWH, format_percent, format_time
-from exporter.report.energy import EnergyTerms, with_energy
+from exporter.core.prices import JOULES_PER_KWH, EnergyTerms, energy_amount
+from exporter.formatting import format_percent, format_time
+from exporter.report.energy import with_energy
 from exporter.report.model import (
     CommunicationSummary,
     CourseInterval,
@@ -580,7 +581,7 @@ def _energy_amounts(run: RunData, per_kwh: float | None) -> dict[str, float] | N
     """Return an amount for the energy of each leak; None if the amount of a kilowatt-hour is not known."""
     if per_kwh is None:
         return None
-    return {leak: joules / JOULES_PER_KWH * per_kwh for leak, joules in run.joules_by_leak.items()}
+    return {leak: energy_amount(joules, per_kwh) for leak, joules in run.joules_by_leak.items()}
 
 
 def earlier_run_note(end: float) -> str:

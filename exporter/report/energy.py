@@ -3,25 +3,12 @@
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from msgspec import UNSET, Struct
+from msgspec import UNSET
 from msgspec.structs import replace
 
-from exporter.core.prices import CarbonIntensity
-from exporter.formatting import JOULES_PER_KWH, format_amount, format_percent
+from exporter.core.prices import JOULES_PER_KWH, CarbonIntensity
+from exporter.formatting import format_amount, format_percent
 from exporter.report.model import WaterfallPart
-
-
-class EnergyTerms(Struct, frozen=True):
-    """What a kilowatt-hour costs; None: not known."""
-
-    price_per_kwh: float | None = None
-    currency: str = ""
-
-    def money(self, joules: float) -> dict[str, float]:
-        """Return the price of energy by currency; empty if it is not known."""
-        price = self.price_per_kwh
-        return {} if price is None or not joules else {self.currency: joules / JOULES_PER_KWH * price}
-
 
 Amounts = Mapping[str, float]
 """By leak, useful, unresolved, unobserved."""

@@ -10,9 +10,8 @@ from itertools import chain, pairwise
 from operator import attrgetter
 from typing import NamedTuple
 
-from exporter.core.prices import NO_PRICE
+from exporter.core.prices import NO_PRICE, EnergyTerms
 from exporter.report.build import latest_maximum, sum_by_key, weighted_mean
-from exporter.report.energy import EnergyTerms
 from exporter.report.query import (
     LOOKBACK_SECONDS,
     MAX_SAMPLES_READ,

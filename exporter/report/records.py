@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from exporter.core.job_record import JobRecord, JobSample, sum_bounds, sum_evidence
 from exporter.core.model import SECOND
-from exporter.core.prices import NO_PRICE, CarbonIntensity
+from exporter.core.prices import NO_PRICE, CarbonIntensity, EnergyTerms
 from exporter.core.serving import ServingView
 from exporter.core.uncertainty import main_evidence
 from exporter.core.workload import TrainingView
@@ -40,7 +40,7 @@ from exporter.report.build import (
     with_tokens,
 )
 from exporter.report.communication import communication_summary
-from exporter.report.energy import EnergyInterval, EnergyTerms, carbon_notes, mean_intensity
+from exporter.report.energy import EnergyInterval, carbon_notes, mean_intensity
 from exporter.report.model import (
     CourseInterval,
     JobIdentity,

@@ -13,8 +13,8 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from exporter.core.prices import NO_PRICE
-from exporter.formatting import JOULES_PER_KWH, format_amount
+from exporter.core.prices import JOULES_PER_KWH, NO_PRICE
+from exporter.formatting import format_amount
 from exporter.report.build import LAYER_BY_LEAK, NOT_LOST, layer_ratios, waterfall_order, with_guidance
 from exporter.report.energy import with_energy
 from exporter.report.model import LOSS_LAYERS, JobIdentity, LayerRatios, WaterfallPart

@@ -13,9 +13,9 @@ from msgspec import Struct
 
 from exporter.core.job_record import JobSample
 from exporter.core.model import SECOND, Owner
-from exporter.core.prices import CarbonIntensity
+from exporter.core.prices import CarbonIntensity, EnergyTerms
 from exporter.report.build import LAYER_BY_LEAK
-from exporter.report.energy import EnergyInterval, EnergyTerms, MeanIntensity, mean_intensity
+from exporter.report.energy import EnergyInterval, MeanIntensity, mean_intensity
 from exporter.report.model import JobIdentity
 
 PERIOD_SECONDS = {"hour": 3600.0, "day": 86_400.0, "week": 604_800.0}

@@ -14,8 +14,9 @@ from typing import NamedTuple
 from msgspec import Struct
 from msgspec.structs import replace
 
+from exporter.core.prices import EnergyTerms
 from exporter.report.build import sum_by_key
-from exporter.report.energy import EnergyTerms, MeanIntensity
+from exporter.report.energy import MeanIntensity
 from exporter.report.model import JobIdentity, ReportError
 from exporter.report.query import (
     DAY_SECONDS,

@@ -9,12 +9,14 @@ from typing import Literal
 from msgspec import Struct
 
 from exporter.colours import STATES
-from exporter.formatting import JOULES_PER_KWH, gibibytes, readable_name, share, short_duration
+from exporter.core.prices import JOULES_PER_KWH
+from exporter.formatting import gibibytes, readable_name, share, short_duration
 from exporter.top.view import (
     PolledNode,
     StyledLine,
     StyledText,
     TopView,
+    amounts,
     cell_width,
     contact,
     index_ranges,
@@ -287,6 +289,10 @@ def _energy_cell(row: ListRow, _: TopView) -> StyledText:
     return f"{row.job.energy_joules / JOULES_PER_KWH:.1f}" if row.job else "", ""
 
 
+def _energy_money_cell(row: ListRow, view: TopView) -> StyledText:
+    return _text_cell(amounts(row.job.energy_money) if row.job else "", view)
+
+
 def _workload_cell(row: ListRow, view: TopView) -> StyledText:
     """Return the most important values that the job's workload reports."""
     job = row.job
@@ -429,6 +435,10 @@ COLUMNS: dict[ListKind, tuple[ListColumn, ...]] = {
         ),
         ListColumn(
             name="energy", heading="kWh", rank=14, min_width=4, max_width=7, cell=_energy_cell, align_right=True,
+        ),
+        ListColumn(
+            name="energy_money", heading="FOR ENERGY", rank=15, min_width=10, max_width=16, cell=_energy_money_cell,
+            align_right=True,
         ),
     ),
 }  # fmt: skip

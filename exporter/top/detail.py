@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from textwrap import wrap
 
 from exporter.core.job_record import JobRecord
+from exporter.core.prices import JOULES_PER_KWH
 from exporter.formatting import (
     HOUR,
-    JOULES_PER_KWH,
+    co2,
     gibibytes,
     readable_name,
     share,
@@ -25,6 +26,7 @@ from exporter.top.view import (
     StyledLine,
     StyledText,
     TopView,
+    amounts,
     cell_width,
     contact,
     hourly_loss,
@@ -366,15 +368,18 @@ def _job_lines(row: ListRow, view: TopView, width: int) -> list[StyledLine]:
         *_workload_facts(job),
         ("GPUs", _gpus_by_state(row)),
         *([("pids", pids)] if (pids := _job_pids(row)) else []),
-        (
-            "total",
-            f"{paid:.1f} GPU-hours here, {useful:.1f} useful; {job.energy_joules / JOULES_PER_KWH:.1f} kWh",
-        ),
+        ("total", f"{paid:.1f} GPU-hours here, {useful:.1f} useful; {_energy_facts(job)}"),
         *([("first work", f"{short_duration(waited)} after allocation")] if waited is not None else []),
         *_other_nodes(row, view),
         *_records(row),
     ]
     return _fact_lines(facts, view.glyphs, width)
+
+
+def _energy_facts(job: JobOut) -> str:
+    price = f" for {amounts(job.energy_money)}" if job.energy_money else ""
+    carbon = "" if job.co2_grams is None else f", {co2(job.co2_grams)}"
+    return f"{job.energy_joules / JOULES_PER_KWH:.1f} kWh{price}{carbon}"
 
 
 def _workload_facts(job: JobOut) -> list[tuple[str, str]]:
@@ -437,7 +442,7 @@ def _describe_record(record: JobRecord) -> str:
     paid = record.paid or 1
     facts = [
         f"{record.paid / _NANOSECONDS / HOUR:.1f} GPU-hours",
-        *(f"{value:,.2f} {currency}" for currency, value in record.money.items()),
+        *([amounts(record.money)] if record.money else []),
         f"useful {share(record.parts.get('useful', 0) / paid)} %",
         *(f"{readable_name(name)} {share(value / paid)} %" for name, value in lost[:3]),
         *(f"{readable_name(kind)} {times} times" for kind, times in record.happened.items() if times),

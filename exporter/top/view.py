@@ -4,7 +4,7 @@ Decides which values are old; times are on the monotonic clock. No line is wider
 chose cannot control it. Styles are names, not colours. Does not interpolate values while a node does not respond.
 """
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Mapping
 from itertools import groupby
 from operator import itemgetter
 from unicodedata import category, east_asian_width, normalize
@@ -341,6 +341,11 @@ def hourly_loss(accounts: AccountsOut, window: str) -> tuple[float, float, str] 
     total = sum(parts.values())
     kept = sum(parts.get(name, 0.0) for name in ("useful", *_UNKNOWN_OUTCOMES))
     return (price * (1 - kept / total), price, currency) if total else None
+
+
+def amounts(money: Mapping[str, float]) -> str:
+    """Format amounts by currency, without symbols, which not every terminal has; empty for none."""
+    return ", ".join(f"{amount:,.2f} {currency}" for currency, amount in money.items())
 
 
 def contact(owner: OwnerOut) -> str:

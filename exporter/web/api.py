@@ -20,7 +20,7 @@ from exporter.core.leaks import LEAK_NAMES, USEFUL_INDEX
 from exporter.core.ledger import Book, CounterSample
 from exporter.core.model import JOULE, PPM, SECOND, Device, HangFinding, Health, State
 from exporter.core.pipes import TENSOR
-from exporter.core.prices import NO_PRICE, Price
+from exporter.core.prices import NO_PRICE, EnergyTerms, Price, Terms, energy_amount
 from exporter.core.snapshot import Counters, GpuView, JobView, Snapshot, layers, price_of, sum_by_leak, valid_value
 from exporter.web.spans import SpanOut, hour_spans
 
@@ -363,6 +363,10 @@ class JobOut(Struct, frozen=True, kw_only=True):
     useful_seconds: float = 0.0
     energy_joules: float = 0.0
     useful_energy_joules: float = 0.0
+    energy_money: dict[str, float] = {}
+    """Price of `energy_joules` by currency, at the present price of a kilowatt-hour; empty: not known."""
+    co2_grams: float | None = None
+    """What that energy emitted; null: the carbon intensity is not known, or differs by the hour."""
     memory_used_bytes: float | None = None
     started_at: float = 0.0
     """Unix seconds at which it was allocated its first GPU on this node."""
@@ -441,6 +445,10 @@ class AccountOut(Struct, frozen=True, kw_only=True):
     money: Money | None = None
     """By currency, then by leak, at the current prices. Empty: no price is configured. null: not known, for a window
     where only allocated time costs money (prices with basis = "allocated")."""
+    energy_money: Money | None = None
+    """Price of `energy_joules` by currency, then by leak, likewise; no part of `money`. null where that is null."""
+    co2_grams: float | None = None
+    """What that energy emitted; null: the carbon intensity is not known, or differs by the hour."""
 
 
 _NO_NODE = NodeOut(host="", sampled_at=0.0, last_5_minutes=_NO_TIME, last_hour=_NO_TIME)
@@ -528,8 +536,8 @@ def gpus_out(snapshot: Snapshot, age: int, *, live: bool = True) -> GpusOut:
 
 def jobs_out(snapshot: Snapshot, age: int) -> JobsOut:
     """List all jobs of the node. `age` is the snapshot's, in nanoseconds."""
-    devices = [gpu.device for gpu in snapshot.gpus]
-    return JobsOut(node=node_out(snapshot, age), jobs=[_job_out(job, devices) for job in snapshot.jobs])
+    devices, terms = [gpu.device for gpu in snapshot.gpus], snapshot.meta.terms
+    return JobsOut(node=node_out(snapshot, age), jobs=[_job_out(job, devices, terms) for job in snapshot.jobs])
 
 
 def node_out(snapshot: Snapshot, age: int) -> NodeOut:
@@ -587,15 +595,18 @@ def _health_out(gpu: GpuView) -> HealthOut:
     )
 
 
-def _job_out(job: JobView, devices: Sequence[Device]) -> JobOut:
+def _job_out(job: JobView, devices: Sequence[Device], terms: Terms) -> JobOut:
     book = job.counters
+    joules = sum(book.energy) / JOULE
     return JobOut(
         owner=from_attributes(OwnerOut, job.owner),
         gpus=[device.index or device.uuid for device in devices if device.uuid in job.gpus],
         paid_seconds=book.now.paid / SECOND,
         useful_seconds=book.now.parts[USEFUL_INDEX] / SECOND,
-        energy_joules=sum(book.energy) / JOULE,
+        energy_joules=joules,
         useful_energy_joules=book.energy[USEFUL_INDEX] / JOULE,
+        energy_money=terms.energy.money(joules),
+        co2_grams=terms.carbon.emitted(joules),
         memory_used_bytes=job.memory_used,
         started_at=job.start / SECOND,
         first_work_seconds=_seconds(job.first_work),
@@ -716,12 +727,20 @@ def _since_start(snapshot: Snapshot) -> AccountOut:
             parts = gpu.counters.now.parts
             _add_cost(found, price, [part - unheld.get(index, 0) for index, part in enumerate(parts)])
             _add_cost(found, price, [unheld.get(index, 0) for index in range(len(parts))], hourly=price.per_unheld_hour)
-    energy = sum_by_leak(gpu.counters.energy for gpu in gpus)
+    energy, terms = sum_by_leak(gpu.counters.energy for gpu in gpus), snapshot.meta.terms
+    joules = {leak: spent / JOULE for leak, spent in zip(LEAK_NAMES, energy, strict=True)}
     return AccountOut(
         window=window_out([(gpu.counters, _EMPTY) for gpu in gpus]),
-        energy_joules={leak: spent / JOULE for leak, spent in zip(LEAK_NAMES, energy, strict=True)},
+        energy_joules=joules,
         money=found,
+        energy_money=_energy_money(terms.energy, joules),
+        co2_grams=terms.carbon.emitted(sum(energy) / JOULE),
     )
+
+
+def _energy_money(terms: EnergyTerms, joules: dict[str, float]) -> Money:
+    price = terms.price_per_kwh
+    return {} if price is None else {terms.currency: {leak: energy_amount(j, price) for leak, j in joules.items()}}
 
 
 def _add_cost(found: Money, price: Price, parts: Iterable[int], *, hourly: float | None = None) -> None:

@@ -24,6 +24,7 @@ from exporter import __version__
 from exporter.core.exposition import render
 from exporter.core.job_record import JobRecordQuery
 from exporter.core.model import SECOND
+from exporter.core.prices import Terms
 from exporter.core.snapshot import Snapshot
 from exporter.web import page
 from exporter.web.api import (
@@ -229,9 +230,10 @@ class _Endpoints:
                 records = records_of_job(self._history, latest.snapshot, job_id) if job_id else []
             except STORE_ERRORS as err:
                 return status_response(f"the store of job records cannot be read: {err}")
-            now = None if latest.snapshot is None else latest.snapshot.wall / SECOND
-            kept = self._history is not None
-            document = page.render_job_page(job_id, records, now=now, kept=kept, problem=latest.problem)
+            snapshot, kept = latest.snapshot, self._history is not None
+            now = None if snapshot is None else snapshot.wall / SECOND
+            terms = Terms() if snapshot is None else snapshot.meta.terms
+            document = page.render_job_page(job_id, records, now=now, kept=kept, terms=terms, problem=latest.problem)
             return _html_response(document, request, status=200 if records else 404)
 
     def metrics(self, request: Request) -> Response:

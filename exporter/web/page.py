@@ -23,8 +23,9 @@ from exporter import __version__, colours, formatting
 from exporter.core.job_record import JobRecord, NodeEvent
 from exporter.core.leaks import LAYERS, LEAK_NAMES, LEAKS
 from exporter.core.pipes import PIPE_NOTES
+from exporter.core.prices import Terms
 from exporter.formatting import HOUR, NO_BREAK_SPACE
-from exporter.web.api import AccountOut, AccountsOut, GpuOut, GpusOut, JobOut, JobsOut, OwnerOut, WindowOut
+from exporter.web.api import AccountsOut, GpuOut, GpusOut, JobOut, JobsOut, OwnerOut, WindowOut
 from exporter.web.history_api import (
     UsageInterval,
     combine_records,
@@ -94,6 +95,7 @@ CostsByLeak = Mapping[str, Mapping[str, float]]
 _duration = partial(formatting.duration, space=NO_BREAK_SPACE)
 _percent = partial(formatting.whole_percent, space=NO_BREAK_SPACE)
 _energy = partial(formatting.energy, space=NO_BREAK_SPACE)
+_co2 = partial(formatting.co2, space=NO_BREAK_SPACE)
 _MISSING = {
     Missing.NO_DATA: Markup('<span class="none">no data</span>'),
     Missing.NOT_REPORTED: Markup('<span class="unsupported">not reported</span>'),
@@ -130,8 +132,8 @@ def _money(amounts: Mapping[str, float]) -> str:
     return formatting.money({printable(currency): amount for currency, amount in amounts.items()}, space=NO_BREAK_SPACE)
 
 
-def _sum_money(account: AccountOut, outcomes: Iterable[str]) -> dict[str, float]:
-    return {currency: sum(spent[name] for name in outcomes) for currency, spent in (account.money or {}).items()}
+def _sum_money(costs: CostsByLeak | None, outcomes: Iterable[str]) -> dict[str, float]:
+    return {currency: sum(spent[name] for name in outcomes) for currency, spent in (costs or {}).items()}
 
 
 def job_path(job_id: str) -> str:
@@ -343,6 +345,7 @@ _TEMPLATES = {name: _read_template(name) for name in ("base.html", "parts.html",
 _FILTERS: dict[str, Callable[..., Any]] = {
     "amount": "{:,.0f}".format,
     "age": partial(formatting.age, space=NO_BREAK_SPACE),
+    "co2": _co2,
     "date_time": formatting.date_time,
     "duration": _duration,
     "energy": _energy,
@@ -534,7 +537,8 @@ def _lost_hourly(accounts: AccountsOut) -> Mapping[str, float]:
     """Return money lost per hour by currency, at the rate of the last hour; empty if not known."""
     account = accounts.last_hour
     hours = account.window.seconds / HOUR / accounts.gpus if accounts.gpus else 0.0
-    return {currency: lost / hours for currency, lost in _sum_money(account, _LEAK_BY_NAME).items()} if hours else {}
+    lost = _sum_money(account.money, _LEAK_BY_NAME)
+    return {currency: amount / hours for currency, amount in lost.items()} if hours else {}
 
 
 def _job_values(jobs: Iterable[JobOut]) -> dict[str, Any]:
@@ -563,13 +567,22 @@ def _event_row(group: Sequence[NodeEvent]) -> tuple[NodeEvent, str, str]:
 # -- the page of a job --
 
 
+_NO_TERMS = Terms()
+
+
 def render_job_page(
-    job_id: str, records: Sequence[JobRecord], *, now: float | None, kept: bool, problem: str = ""
+    job_id: str,
+    records: Sequence[JobRecord],
+    *,
+    now: float | None,
+    kept: bool,
+    terms: Terms = _NO_TERMS,
+    problem: str = "",
 ) -> str:
     """Render a job's page, or one that says there are no records. `now`: Unix seconds of the newest sample."""
     running = any(record.running for record in records)
     stale = bool(problem) and running
-    values = _record_values(records, now=now) if records else {"job": None, "job_id": job_id, "kept": kept}
+    values = _record_values(records, terms, now=now) if records else {"job": None, "job_id": job_id, "kept": kept}
     return (
         _environment()
         .get_template("job.html")
@@ -584,7 +597,7 @@ def render_job_page(
     )
 
 
-def _record_values(records: Sequence[JobRecord], *, now: float | None) -> dict[str, Any]:
+def _record_values(records: Sequence[JobRecord], terms: Terms, *, now: float | None) -> dict[str, Any]:
     job = combine_records(records)
     window, costs = job_window(job), _job_costs(job)
     return {
@@ -592,10 +605,25 @@ def _record_values(records: Sequence[JobRecord], *, now: float | None) -> dict[s
         "now": now or job.end,
         "window": window,
         "costs": costs,
+        "energy": _describe_energy(job, terms),
         "largest": _largest_leaks(window, costs),
         "course": _timeline(records),
         "ranks": sorted(job.training.ranks, key=lambda row: -row[2]) if job.training else [],
     }
+
+
+def _describe_energy(job: JobRecord, terms: Terms) -> str:
+    """Describe the job's energy, its price, its useful share and its CO2, as far as they are known."""
+    joules = sum(job.energy.values())
+    if not joules:
+        return ""
+    price, grams = _money(terms.energy.money(joules)), terms.carbon.emitted(joules)
+    facts = [
+        f"{_energy(joules)} for {price}" if price else _energy(joules),
+        f"{_percent(job.energy.get('useful', 0.0) / joules)} useful",
+        *([] if grams is None else [_co2(grams)]),
+    ]
+    return ", ".join(facts)
 
 
 def _job_costs(job: JobRecord) -> CostsByLeak:

@@ -9,6 +9,7 @@ from exporter.core.pipeline import advance
 from exporter.core.prices import (
     NO_PRICE,
     CarbonIntensity,
+    EnergyTerms,
     Price,
     Terms,
     price_at,
@@ -120,7 +121,7 @@ def _slice(weight: int, peak: float):  # type: ignore[no-untyped-def]  # noqa: A
 
 def test_what_the_operator_said_is_told_and_what_not_is_absent() -> None:
     said = node(Terms(
-        node="n1", pool="spot", per_kwh=0.12, per_kwh_currency="EUR", carbon=CarbonIntensity(380.0), idle_budget=50.0,
+        node="n1", pool="spot", energy=EnergyTerms(0.12, "EUR"), carbon=CarbonIntensity(380.0), idle_budget=50.0,
         idle_budget_currency="USD", exemptions=(("eval", "nightly runs", 100.0),),
     ))  # fmt: skip
     names = ("price_per_kwh", "idle_budget_per_hour", "exemption_expiry_timestamp_seconds")
@@ -133,6 +134,14 @@ def test_what_the_operator_said_is_told_and_what_not_is_absent() -> None:
     assert "\ngpu_efficiency_grams_co2_per_kwh 380.0\n" in render(said).decode()
     assert [lines(node(Terms()), name) for name in names] == [[]] * 3
     assert "grams_co2_per_kwh 0" not in render(node(Terms())).decode()
+
+
+def test_energy_costs_and_emits_by_the_kilowatt_hour_and_what_is_not_known_is_no_zero() -> None:
+    assert EnergyTerms(0.2, "EUR").money(1.8e6) == {"EUR": 0.1}
+    assert EnergyTerms(0.0, "EUR").money(1.8e6) == {"EUR": 0.0}
+    assert EnergyTerms().money(1.8e6) == EnergyTerms(0.2, "EUR").money(0.0) == {}
+    assert CarbonIntensity(400.0).emitted(1.8e6) == 200.0
+    assert CarbonIntensity().emitted(1.8e6) is CarbonIntensity(400.0, (10,), (100.0,)).emitted(1.8e6) is None
 
 
 HOURS = CarbonIntensity(400.0, hours=(10, 11, 13), grams=(100.0, 300.0, 50.0))

@@ -19,7 +19,7 @@ from exporter.core.leaks import LAYER_OF, LEAK_NAMES
 from exporter.core.ledger import Ledger
 from exporter.core.model import SECOND, Allocation, Fault, Observation, Owner
 from exporter.core.pipeline import advance
-from exporter.core.prices import CarbonIntensity, Price, Terms
+from exporter.core.prices import CarbonIntensity, EnergyTerms, Price, Terms
 from exporter.core.snapshot import DaemonMetadata, Snapshot, sum_by_leak, take_snapshot
 from exporter.simulate.leak_scenarios import LEAK_SCENARIOS
 from exporter.simulate.scenarios import SCENARIOS
@@ -34,7 +34,7 @@ STORIES = {**SCENARIOS, **LEAK_SCENARIOS, **WATERFALL_SCENARIOS}
 PRICE = 2.5
 """USD, of a GPU-hour."""
 _TERMS = Terms(
-    pool="reserved", prices=(Price(PRICE),), per_kwh=0.12, per_kwh_currency="USD", carbon=CarbonIntensity(380.0),
+    pool="reserved", prices=(Price(PRICE),), energy=EnergyTerms(0.12, "USD"), carbon=CarbonIntensity(380.0),
     idle_budget=25.0, idle_budget_currency="USD",
 )  # fmt: skip
 _NOTHING = (0,) * len(LEAK_NAMES)

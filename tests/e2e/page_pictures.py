@@ -23,7 +23,7 @@ from exporter.core.job_record import JobRecord, JobRecordQuery, JobSample, NodeE
 from exporter.core.ledger import Ledger
 from exporter.core.model import SECOND
 from exporter.core.pipeline import advance
-from exporter.core.prices import Price, Terms
+from exporter.core.prices import CarbonIntensity, EnergyTerms, Price, Terms
 from exporter.core.snapshot import DaemonMetadata, Snapshot, take_snapshot
 from exporter.history.job_tracker import JobTracker
 from exporter.simulate.leak_scenarios import LEAK_SCENARIOS
@@ -37,7 +37,7 @@ from tests.e2e.chromium import Browser, browser
 PICTURES = Path(__file__).resolve().parents[2] / "docs" / "pictures"
 META = DaemonMetadata(
     version="0.1.0", source="simulation", scheduler="simulation", simulated=True, host="gpu-node-00", interval=1.0,
-    terms=Terms(prices=(Price(2.5),)),
+    terms=Terms(prices=(Price(2.5),), energy=EnergyTerms(0.12, "USD"), carbon=CarbonIntensity(380.0)),
 )  # fmt: skip
 _STORIES = {**SCENARIOS, **LEAK_SCENARIOS, **WATERFALL_SCENARIOS}
 _SHOTS = (

@@ -53,7 +53,9 @@ WIDER = """
 @contextmanager
 def node(folder: Path, port: int) -> Iterator[Daemon]:
     """A simulated node with a price, one receipt and events; always at the same port."""
-    (folder / "node.toml").write_text('[[prices]]\nper_gpu_hour = 2.5\ncurrency = "USD"\n')
+    (folder / "node.toml").write_text(
+        '[[prices]]\nper_gpu_hour = 2.5\ncurrency = "USD"\n[energy]\nprice_per_kwh = 0.12\n'
+    )
     words = command(
         "demo", "lost_gpu", "--preroll", "9000", "--config", f"{folder / 'node.toml'}",
         "--web.listen-address", f"127.0.0.1:{port}",

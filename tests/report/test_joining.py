@@ -14,9 +14,8 @@ from msgspec.structs import replace
 from exporter.core.job_record import JobRecord
 from exporter.core.leaks import LEAK_NAMES
 from exporter.core.model import Latency
-from exporter.core.prices import CarbonIntensity
+from exporter.core.prices import CarbonIntensity, EnergyTerms
 from exporter.core.uncertainty import Bounds
-from exporter.report.energy import EnergyTerms
 from exporter.report.html import render_html
 from exporter.report.model import JobReport, ReportError
 from exporter.report.records import RecordSources, join_records

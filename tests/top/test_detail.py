@@ -50,6 +50,23 @@ def test_a_jobs_page_says_its_own_word_its_gpus_its_whole_time_and_its_other_nod
         assert words in lines, lines
 
 
+def test_energy_of_a_job_has_its_price_and_its_carbon_where_they_are_known() -> None:
+    told = answers(snapshot())
+    job = told[1]["jobs"][0]
+    job.update(energy_joules=9e6, energy_money={"CHF": 1250.5}, co2_grams=900.0)
+    opened = ("job", seen().address, job["owner"]["job_id"])
+    assert "2.5 kWh for 1,250.50 CHF, 900 g of CO2" in text(
+        view(seen(told=told)), kind="jobs", opened=opened, width=160
+    )
+    listed = text(view(seen(told=told)), kind="jobs", width=300)
+    assert re.search(r"kWh +FOR ENERGY", listed), listed
+    assert re.search(r" 2\.5 +1,250\.50 CHF", listed), listed
+    job.update(energy_money={}, co2_grams=None)
+    shown = text(view(seen(told=told)), kind="jobs", opened=opened, width=160)
+    assert re.search(r"2\.5 kWh *$", shown, re.MULTILINE), shown
+    assert "FOR ENERGY" not in text(view(seen(told=told)), kind="jobs", width=300)
+
+
 def test_a_gpus_page_says_its_signs_its_health_and_who_has_it() -> None:
     told = answers(snapshot())
     gpu = told[0]["gpus"][0]

@@ -19,13 +19,13 @@ from exporter.core.leaks import LEAK_NAMES
 from exporter.core.ledger import Ledger
 from exporter.core.model import Allocation, Observation, Owner, Parallel, Reading, TrainingReport
 from exporter.core.pipeline import advance
-from exporter.core.prices import Price, Terms
+from exporter.core.prices import CarbonIntensity, EnergyTerms, Price, Terms
 from exporter.core.serving import ServingView
 from exporter.core.snapshot import Snapshot, take_snapshot
 from exporter.core.workload import TrainingView
 from exporter.formatting import date_time, energy, gpu_hours, money
 from exporter.web import history_api
-from exporter.web.api import AccountsOut, ReceiptsOut, accounts_out
+from exporter.web.api import AccountsOut, ReceiptsOut, accounts_out, jobs_out
 from exporter.web.app import DEFAULT_ITEMS, MAX_ITEMS, create_app
 from exporter.web.history_api import (
     collect_records,
@@ -319,6 +319,31 @@ def test_the_account_adds_up_in_time_energy_and_money() -> None:
     assert told.since_start.energy_joules is not None
     assert sum(told.since_start.energy_joules.values()) == pytest.approx(2 * 60 * 600.0)
     assert told.since_start.window.product == pytest.approx(0.225)
+
+
+def test_energy_has_its_price_and_its_carbon_on_the_page_and_in_the_api_and_none_where_they_are_not_known() -> None:
+    terms = Terms(prices=(Price(3.6, "EUR"),), energy=EnergyTerms(5.0, "CHF"), carbon=CarbonIntensity(400.0))
+    priced, kwh = world((gpu(0), gpu(1)), meta=replace(META, terms=terms)), 2 * 60 * 600 / 3.6e6
+    told = account(priced)
+    assert told.last_hour.energy_money is None
+    assert told.last_hour.co2_grams is None
+    assert told.since_start.energy_money is not None
+    (job,) = jobs_out(priced, 0).jobs
+    assert job.energy_money == {"CHF": pytest.approx(5 * kwh / 2)}
+    assert told.since_start.co2_grams == pytest.approx(400 * kwh)
+    assert job.co2_grams == pytest.approx(200 * kwh)
+    assert set(told.since_start.energy_money["CHF"]) == set(LEAK_NAMES)
+    assert sum(told.since_start.energy_money["CHF"].values()) == pytest.approx(5 * kwh)
+    with site(snapshot=priced) as client:
+        page, of_job = words(client.get("/").text), words(client.get("/jobs/4711").text)
+    assert "energy paid for energy emitted" in page
+    assert "20 Wh CHF 0.10 8 g of CO2" in page
+    assert "energy 10 Wh for CHF 0.05, 45 % useful, 4 g of CO2" in of_job
+    with site() as client:
+        assert not re.search("paid for energy|emitted|CO2", client.get("/").text + client.get("/jobs/4711").text)
+    assert account(NODE).since_start.energy_money == {}
+    (job,) = jobs_out(NODE, 0).jobs
+    assert (job.energy_money, job.co2_grams, account(NODE).since_start.co2_grams) == ({}, None, None)
 
 
 def test_where_only_allocated_time_costs_the_money_of_a_window_is_not_guessed() -> None:
