@@ -3,7 +3,16 @@
 from dashboards.parts import Column
 from dashboards.series import to
 
-_BILL = to("chargeback", "Its bill", team="${__data.fields.team}", account="${__data.fields.bill}")
+BILLED = "${__data.fields.bill}"
+BILL = Column(of="bill", title="Bill of the link", hidden=True)
+"""What the link of an owner's name opens: the owner, or All."""
+_BILL = to("chargeback", "Its bill", team="${__data.fields.team}", account=BILLED)
+
+
+def to_bill(label: str, expr: str, nobody: str) -> str:
+    """A series by that label of owners, with BILL: All where the label is no owner's, but `nobody` fits it (RE2)."""
+    own = f'label_replace({expr}, "bill", "$1", "{label}", "(.*)")'
+    return f'label_replace({own}, "bill", "All", "{label}", "{nobody}")'
 
 
 def whose(expr: str) -> str:
@@ -19,5 +28,5 @@ def whose_columns(title: str = "Team", width: int = 115) -> tuple[Column, ...]:
     return (
         Column(of="whose", title=title, link=_BILL, width=width),
         Column(of="team", title="Team of the link", hidden=True),
-        Column(of="bill", title="Account of the link", hidden=True),
+        BILL,
     )

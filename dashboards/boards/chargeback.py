@@ -1,6 +1,7 @@
 """For finance and team leads: what an owner used, what it cost and lost, and what nobody is billed for."""
 
 from dashboards import words
+from dashboards.owners import BILL, BILLED, to_bill
 from dashboards.parts import Bars, Board, Column, Figure, Lines, Link, Panel, Query, Row, Table
 from dashboards.series import (
     ACCOUNT,
@@ -24,6 +25,7 @@ _TIME, _LAYER_TIME = "owner:gpu_efficiency_paid_seconds:rate5m", "owner_layer:gp
 _LEAK_TIME = "owner_leak:gpu_efficiency_seconds:rate5m"
 _SUMS = ("paid", "lost", "idle")
 _PAID = "owner:gpu_efficiency_cost_paid:per_hour"
+_ENERGY_COST = "owner:gpu_efficiency_energy_cost:per_hour"
 _LEAK_COST = "owner_leak:gpu_efficiency_cost:per_hour"
 _JOB_LOST = "job:gpu_efficiency_cost_lost:per_hour"
 _LOSSES, _SEEN = 'layer=~"gau|ectr|emfu"', 'layer!="unobserved"'
@@ -59,10 +61,13 @@ def _money(which: str, by: str, level: str = "owner") -> str:
     return f"{own} or 0 * ({now} and on ({who}) {seen} > 0)"
 
 
-def _sum_of(which: str, title: str, colour: str, *, shows: str, bad: str, do: str) -> Panel:
+def _sum_of(
+    which: str, title: str, colour: str, *beside: Query, shows: str, bad: str, do: str, width: int = 4
+) -> Panel:
     return Panel(
         title=title, kind=Figure(steps=((None, colour),), named=True), shows=shows, bad=bad, do=do,
-        queries=(Query(_money(which, "currency"), legend="{{currency}}"),), width=4, height=4, empty=_NO_PRICE,
+        queries=(Query(_money(which, "currency"), legend="{{currency}}"), *beside),
+        width=width, height=4, empty=_NO_PRICE,
     )  # fmt: skip
 
 
@@ -101,9 +106,13 @@ _BILL = Row(
             "paid",
             "Paid",
             words.EXPECTED,
-            shows=f"What their jobs cost over the time shown. {_SAMPLED} Without a price table it is GPU-hours.",
+            Query(hours(_ENERGY_COST, *OWNED, by="currency"), legend="{{currency}} for energy"),
+            shows=f"What their jobs cost over the time shown. {_SAMPLED} Without a price table it is GPU-hours. Beside"
+            " it what the energy of their boards costs where [energy] price_per_kwh is set: a price of a GPU-hour may"
+            " include it.",
             bad="more than was agreed",
             do="see which owner and which user in the tables below",
+            width=6,
         ),
         _sum_of(
             "lost",
@@ -120,6 +129,7 @@ _BILL = Row(
             shows="The part of it for GPUs that were held and rested: zombies, and servers that nobody asked.",
             bad="any that comes back every day",
             do="end these jobs, or scale the servers down: board Zombies and deadlocks",
+            width=3,
         ),
         Panel(
             title="Useful",
@@ -131,7 +141,7 @@ _BILL = Row(
             queries=(Query(of_layers("owner", "floor", *OWNED)),),
             unit="percentunit",
             decimals=1,
-            width=4,
+            width=3,
             height=4,
             empty=_NOTHING_HELD,
         ),
@@ -171,7 +181,7 @@ _BILL = Row(
             title="Against the week before",
             kind=Table(
                 (
-                    Column(of="layer", title="Of their GPU-hours", texts=words.LAYER_WORDS, words=words.LAYERS),
+                    Column(of="layer", title="Of their GPU-hours", texts=_LAYERS, words=words.LAYERS),
                     Column(of="A", title="Now", unit="percentunit", decimals=1, width=65),
                     Column(of="B", title="A week ago", unit="percentunit", decimals=1, width=90),
                 )
@@ -220,27 +230,31 @@ def _bills(label: str, title: str, column: str, link: Link) -> Panel:
         title=title,
         kind=Table(
             (
-                Column(of=label, title=column, link=link, width=150),
+                Column(of=label, title=column, link=link, width=130),
+                BILL,
                 Column(of="A", title="GPU-hours", unit="short", bar=words.EXPECTED),
                 Column(of="B", title="Paid", unit="short", width=100),
                 Column(of="C", title="Lost", unit="short", width=100),
                 Column(of="D", title="Idle", unit="short", width=90),
-                Column(of="currency", title="Currency", width=90),
-                Column(of="E", title="Useful", unit="percentunit", decimals=1, width=80, steps=_USEFUL),
-                Column(of="F", title="GAU", unit="percentunit", decimals=1, width=80),
-                Column(of="G", title="ECTR", unit="percentunit", decimals=1, width=80),
-                Column(of="H", title="eMFU", unit="percentunit", decimals=1, width=80),
+                Column(of="I", title="For energy", unit="short", width=86),
+                Column(of="currency", title="Currency", width=78),
+                Column(of="E", title="Useful", unit="percentunit", decimals=1, width=70, steps=_USEFUL),
+                Column(of="F", title="GAU", unit="percentunit", decimals=1, width=70),
+                Column(of="G", title="ECTR", unit="percentunit", decimals=1, width=70),
+                Column(of="H", title="eMFU", unit="percentunit", decimals=1, width=70),
             ),
             sort="A",
         ),
         shows="GPU-hours held, what they cost, what of that was lost in any layer and what was only held and rested;"
+        " what their energy cost, where it has a price (a price of a GPU-hour may include it);"
         f" the share that was useful, and its three factors. {_SAMPLED} All lines together are the bill above.",
         bad="a large bill with a low useful share",
         do="click on the name: this board shows it alone",
         queries=(
-            Query(_or_none(label, hours(_TIME, *OWNED, by=label))),
+            Query(to_bill(label, _or_none(label, hours(_TIME, *OWNED, by=label)), "[(]none[)]")),
             *(Query(_or_none(label, _money(which, f"{label}, currency"))) for which in _SUMS),
             *(Query(_or_none(label, ratio)) for ratio in ratios),
+            Query(_or_none(label, hours(_ENERGY_COST, *OWNED, by=f"{label}, currency"))),
         ),
         width=24,
         height=7,
@@ -281,11 +295,11 @@ _USERS = Panel(
 _OWNERS = Row(
     "Who is billed",
     (
-        _bills("team", "Teams", "Team", to("chargeback", "The team's bill", team=CLICKED)),
-        _bills("account", "Accounts", "Account", to("chargeback", "The account's bill", account=CLICKED)),
+        _bills("team", "Teams", "Team", to("chargeback", "The team's bill", team=BILLED)),
+        _bills("account", "Accounts", "Account", to("chargeback", "The account's bill", account=BILLED)),
         _bills(
             "workload_namespace", "Namespaces", "Namespace",
-            to("chargeback", "The namespace's bill", namespace=CLICKED),
+            to("chargeback", "The namespace's bill", namespace=BILLED),
         ),
         _USERS,
     ),

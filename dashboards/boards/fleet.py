@@ -3,10 +3,9 @@
 from collections.abc import Callable
 
 from dashboards import words
-from dashboards.owners import whose, whose_columns
+from dashboards.owners import BILL, BILLED, to_bill, whose, whose_columns
 from dashboards.parts import Board, Column, Figure, Lines, Matrix, Panel, Query, Row, Table
 from dashboards.series import (
-    CLICKED,
     IN_TROUBLE_SINCE,
     ITS_CLUSTER,
     TO_JOB,
@@ -37,7 +36,7 @@ _LOSSES = 'layer=~"gau|ectr|emfu"'
 _IN_TROUBLE = 'state=~"hung|zombie"'
 _TROUBLE = f"({at('job_state:gpu_efficiency_gpus', _IN_TROUBLE)} > 0)"
 _WHOSE = f"* on (cluster, job_id) group_left (name, user, team, account) {at('job:gpu_efficiency_info')}"
-_THE_TEAM = to("chargeback", "The team's board", team=CLICKED)
+_THE_TEAM = to("chargeback", "The team's board", team=BILLED)
 _NO_SCRAPE = "nothing seen yet"
 
 
@@ -64,13 +63,17 @@ def _factor(which: str, title: str, name: str, *, shows: str, do: str) -> Panel:
     )
 
 
-_NO_TEAM, _NOBODY = "jobs without a team", f"nobody: {NOBODY['idle_allocation']}"
+_NO_TEAM, _FREE = "jobs without a team", "nobody: "
+_NO_OWNER = f"{_NO_TEAM}|{_FREE}.*"
 _BIGGEST = f"topk(3, {a_month(_LEAK_COST, _LOSSES, by='leak, currency')})"
 _BY_TEAM = hours("owner_leak:gpu_efficiency_cost:per_hour", _LOSSES, by="leak, currency, team")
-_BY_NOBODY = hours("cluster_leak:gpu_efficiency_cost_unheld:per_hour", _LOSSES, by="leak, currency")
+_UNHELD = "cluster_leak:gpu_efficiency_cost_unheld:per_hour"
+_HELD_BY_NONE = " or ".join(
+    named("team", _FREE + said, hours(_UNHELD, f'leak="{leak}"', by="leak, currency")) for leak, said in NOBODY.items()
+)
 _MOSTLY = (
     f'topk by (leak, currency) (1, label_replace({_BY_TEAM}, "team", "{_NO_TEAM}", "team", "")'
-    f" or {named('team', _NOBODY, _BY_NOBODY)}) and on (leak, currency) {_BIGGEST}"
+    f" or {_HELD_BY_NONE}) and on (leak, currency) {_BIGGEST}"
 )
 """The team whose jobs a leak takes most from, unless it takes more from GPUs that nobody holds."""
 
@@ -93,7 +96,7 @@ _ANSWER = Row(
             empty=_NO_SCRAPE,
         ),
         Panel(
-            title="Lost and paid a month",
+            title="Cost a month",
             kind=Figure(named=True, colours={"lost": words.BAD}),
             shows="What the GPUs cost a month of 730 hours at the mean rate of the time shown, silent nodes included,"
             " and how much of it the twelve leaks and the rest of the losses take. Without a price table it is"
@@ -116,6 +119,7 @@ _ANSWER = Row(
                     Column(of="A", title="A month", unit="short", decimals=1, width=85),
                     Column(of="currency", title="In", width=48),
                     Column(of="team", title="Mostly of team", link=_THE_TEAM, width=138),
+                    BILL,
                     ROLE,
                     FIX,
                 ),
@@ -126,7 +130,7 @@ _ANSWER = Row(
             " to do first.",
             bad="one that costs more than what is useful",
             do="give the first row to the team it is mostly of; with free GPUs to the role that acts",
-            queries=(Query(in_words("fix", in_words("role", _BIGGEST))), Query(_MOSTLY)),
+            queries=(Query(in_words("fix", in_words("role", _BIGGEST))), Query(to_bill("team", _MOSTLY, _NO_OWNER))),
             width=16,
             height=6,
             empty="no price seen: the table below has the hours",
@@ -246,8 +250,8 @@ _WATERFALL = Row(
             kind=Table(
                 (
                     LEAK,
-                    Column(of="A", title="Of 100 h", unit="none", decimals=1, width=220, bar=words.UNKNOWN),
-                    Column(of="B", title="Cost of these", unit="short", decimals=2, width=110),
+                    Column(of="A", title="Of 100 h", unit="none", decimals=1, width=130, bar=words.UNKNOWN),
+                    Column(of="B", title="Cost of these", unit="short", decimals=2, width=106),
                     Column(of="C", title="A month", unit="short", decimals=1, width=90),
                     Column(of="currency", title="In", width=60),
                     ROLE,
@@ -334,7 +338,7 @@ _TREND = Row(
                 for layer in ("useful", "emfu", "ectr", "gau", "unresolved", "unobserved")
             ),
             unit="none",
-            width=9,
+            width=8,
             height=9,
         ),
         Panel(
@@ -353,18 +357,18 @@ _TREND = Row(
                 Query(ratio("cluster", "kernel_utilization", time=""), legend="nvidia-smi"),
             ),
             unit="percentunit",
-            width=7,
+            width=6,
             height=9,
         ),
         Panel(
             title="Change against a week ago",
             kind=Table(
                 (
-                    Column(of="what", title="Time shown"),
-                    Column(of="A", title="Now", unit="short", decimals=1, width=75),
-                    Column(of="B", title="A week ago", unit="short", decimals=1, width=95),
-                    Column(of="C", title="Change", unit="short", decimals=1, width=75),
-                    Column(of="in", title="In", width=90),
+                    Column(of="what", title="Time shown", width=106),
+                    Column(of="A", title="Now", unit="short", decimals=1, width=65),
+                    Column(of="B", title="A week ago", unit="short", decimals=1, width=86),
+                    Column(of="C", title="Change", unit="short", decimals=1, width=62),
+                    Column(of="in", title="In", width=86),
                 )
             ),
             shows="GPU-hours and money of the time shown, of the same time seven days earlier, and how much more (or,"
@@ -376,7 +380,7 @@ _TREND = Row(
                 Query(_amounts(lambda amount: amount(_WEEK_AGO))),
                 Query(_amounts(lambda amount: f"{amount('$__range')} - {amount(_WEEK_AGO)}")),
             ),
-            width=8,
+            width=10,
             height=9,
             empty="no week of history yet",
         ),
@@ -392,8 +396,20 @@ _BY_HOUR = (
 )
 _WITH_NAMES = f'label_replace({_BY_HOUR}, "hour", "0$1", "hour", "(.)")'
 
+_PREEMPTED_BY = "partition, qos, by_partition, by_qos"
+_COST = "gpu_efficiency_cluster_preemption_cost_gpu_seconds"
+
+
+def _preempted(name: str) -> str:
+    """What a counter of preemptions grew by in the time shown: one that is younger began at its first value."""
+    series = at(f"gpu_efficiency_cluster_{name}_total")
+    grown, first = f"increase({series}[$__range])", f"min_over_time({series}[$__range])"
+    counted = f"({grown} + ({first} unless {series} offset $__range) or {grown} or {first})"
+    return f"(sum by ({_PREEMPTED_BY}) (max by (cluster, {_PREEMPTED_BY}) ({counted})) > 0)"
+
+
 _WANTED = Row(
-    "Demand",
+    "Demand, and who gives way to whom",
     (
         Panel(
             title="Wanted against owned",
@@ -409,11 +425,11 @@ _WANTED = Row(
                 Query(f"sum({at('cluster:gpu_efficiency_held:gpus')})", legend="held"),
                 Query(f"sum({at(_DEMAND)})", legend="held and queued"),
             ),
-            width=11,
+            width=10,
             height=9,
         ),
         Panel(
-            title="Demand of a day",
+            title="Demand, 24 h",
             kind=Figure(named=True),
             shows="Demand of the last 24 hours over what was owned.",
             bad="a mean below 60 %; a peak above 100 % with a low trough",
@@ -428,7 +444,7 @@ _WANTED = Row(
             ),
             unit="percentunit",
             decimals=0,
-            width=3,
+            width=4,
             height=9,
             empty="no day of history yet",
         ),
@@ -460,13 +476,56 @@ _WANTED = Row(
             height=9,
             empty="no week of history yet",
         ),
+        Panel(
+            title="Preemptions: who gave way to whom",
+            kind=Table(
+                (
+                    Column(of="partition", title="Preempted in", width=110),
+                    Column(of="qos", title="QOS", width=90),
+                    Column(of="by_partition", title="By a job in", width=110),
+                    Column(of="by_qos", title="Its QOS", width=90),
+                    Column(of="A", title="Times", unit="none", decimals=0, width=60),
+                    Column(of="B", title="GPU-hours", unit="short", decimals=1, bar=words.WATCH),
+                ),
+                sort="B",
+            ),
+            shows="How often jobs were preempted in the time shown, by the partition and QOS of the job that gave way"
+            " and of the one that took its GPUs, and the GPU-hours of their interrupted runs: the work lost at most."
+            " Needs `gpu-efficiency cluster`.",
+            bad="many GPU-hours: jobs are preempted long after their last checkpoint",
+            do="let preemptable jobs checkpoint on the signal of their grace time, or requeue short ones first",
+            queries=(Query(_preempted("preemptions")), Query(f"{_preempted('preempted_gpu_seconds')} / 3600")),
+            unit="none",
+            width=14,
+            height=7,
+            empty="no preemption was seen, or gpu-efficiency cluster does not run",
+        ),
+        Panel(
+            title="Jobs whose start cost others most",
+            kind=Table(
+                (
+                    Column(of="job_id", title="Job", link=TO_JOB),
+                    Column(of="partition", title="Partition", width=120),
+                    Column(of="A", title="GPU-hours", unit="short", decimals=1, bar=words.WATCH, width=140),
+                ),
+                sort="A",
+            ),
+            shows="Of the latest jobs that preempted others, the ten for which most work was lost, at most: that of the"
+            " jobs which gave way, and of those that these preempted in turn.",
+            bad="a short job that cost others many GPU-hours",
+            do="ask whether it had to start at once; lower its QOS, or make its victims checkpoint",
+            queries=(Query(f"topk(10, max by (job_id, partition) ({at(_COST)})) / 3600"),),
+            unit="none",
+            width=10,
+            height=7,
+            empty="no preemption was seen, or gpu-efficiency cluster does not run",
+        ),
     ),
     folded=True,
 )
 
 _TIME = "owner:gpu_efficiency_paid_seconds:rate5m"
 _TEAM_PAID, _TEAM_LOST = "owner:gpu_efficiency_cost_paid:per_hour", "owner:gpu_efficiency_cost_lost:per_hour"
-_FREE = "nobody: "
 
 
 def _of_teams(expr: str) -> str:
@@ -482,10 +541,11 @@ _WORST = Row(
             kind=Table(
                 (
                     Column(of="team", title="Team", link=_THE_TEAM),
+                    BILL,
                     Column(of="A", title="GPU-hours", unit="short", decimals=1, width=90),
                     Column(of="B", title="Paid", unit="short", decimals=1, width=65),
-                    Column(of="C", title="Lost", unit="short", decimals=1, bar=words.WATCH, width=125),
-                    Column(of="currency", title="In", width=48),
+                    Column(of="C", title="Lost", unit="short", decimals=1, bar=words.WATCH, width=115),
+                    Column(of="currency", title="In", width=45),
                     Column(of="D", title="Useful", unit="percentunit", decimals=1, width=65),
                 ),
                 sort="C",
@@ -497,12 +557,16 @@ _WORST = Row(
             do="click on the team; free GPUs: see Queue beside free GPUs in the row Demand; not reporting: see GPUs not"
             " seen now, above",
             queries=(
-                Query(f"{_of_teams(hours(_TIME, by='team'))} or {nobodys_hours('team', _FREE)}"),
+                Query(
+                    to_bill(
+                        "team", f"({_of_teams(hours(_TIME, by='team'))} or {nobodys_hours('team', _FREE)})", _NO_OWNER
+                    )
+                ),
                 Query(f"{_of_teams(hours(_TEAM_PAID, by='team, currency'))} or {nobodys_money('team', _FREE)}"),
                 Query(f"{_of_teams(hours(_TEAM_LOST, by='team, currency'))} or {nobodys_loss('team', _FREE)}"),
                 Query(_of_teams(of_layers("owner", "floor", by="team"))),
             ),
-            width=12,
+            width=13,
             height=12,
             empty=_NO_SCRAPE,
         ),
@@ -511,12 +575,12 @@ _WORST = Row(
             kind=Table(
                 (
                     Column(of="job_id", title="Job", link=TO_JOB, width=150),
-                    Column(of="name", title="Name"),
-                    Column(of="user", title="User", width=70),
-                    *whose_columns(width=100),
                     Column(of="A", title="Lost an hour", unit="short", decimals=1, bar=words.WATCH, width=115),
                     Column(of="currency", title="In", width=48),
                     Column(of="B", title="GPUs", unit="none", decimals=0, width=55),
+                    *whose_columns(width=100),
+                    Column(of="user", title="User", width=70),
+                    Column(of="name", title="Name"),
                 ),
                 sort="A",
             ),
@@ -530,7 +594,7 @@ _WORST = Row(
                     f" topk(10, {at('job:gpu_efficiency_cost_lost:per_hour')})"
                 ),
             ),
-            width=12,
+            width=11,
             height=12,
             empty="no job runs",
         ),

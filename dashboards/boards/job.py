@@ -102,6 +102,11 @@ def _money(gpu_hours: str) -> str:
     )
 
 
+_PER_KWH = f"max by (cluster, instance, currency) ({at('gpu_efficiency_price_per_kwh', ITS_NODES)})"
+_ENERGY_MONEY = (
+    f"sum by (cluster, currency) ({_of('gpu_efficiency_job_energy_joules_total')} / 3.6e6"
+    f" * on (cluster, instance) group_left (currency) topk by (cluster, instance) (1, {_PER_KWH}))"
+)
 _FIRES, _NAMED = 'alertstate="firing"', 'job_id!=""'
 """Of alerts: without a job chosen, those that concern no job are not meant."""
 _GPUS = _of("job:gpu_efficiency_gpus")
@@ -172,12 +177,12 @@ _PLAIN: tuple[tuple[float | None, str], ...] = ((None, words.EXPECTED),)
 
 
 def _figure(
-    title: str, query: Query, *, shows: str, bad: str, do: str, unit: str = "", decimals: int | None = None,
+    title: str, *queries: Query, shows: str, bad: str, do: str, unit: str = "", decimals: int | None = None,
     steps: tuple[tuple[float | None, str], ...] = _PLAIN, empty: str = _NONE, width: int = 4,
 ) -> Panel:  # fmt: skip
     return Panel(
-        title=title, kind=Figure(steps=steps, named=bool(query.legend)), shows=shows, bad=bad, do=do, queries=(query,),
-        unit=unit, decimals=decimals, width=width, height=4, empty=empty,
+        title=title, kind=Figure(steps=steps, named=bool(queries[0].legend)), shows=shows, bad=bad, do=do,
+        queries=queries, unit=unit, decimals=decimals, width=width, height=4, empty=empty,
     )  # fmt: skip
 
 
@@ -206,7 +211,7 @@ _WHO = Panel(
             Column(of="E", title="GPUs", unit="none", decimals=0, width=60),
             Column(of="F", title="Nodes", unit="none", decimals=0, width=60),
             Column(of="model", title="GPU"),
-            Column(of="cluster", title="Cluster"),
+            Column(of="cluster", title="Cluster", width=90),
         )
     ),
     shows="Owner of the job in its scheduler; its run, if it reports; its engine, if it serves; the GPUs it has,"
@@ -342,11 +347,14 @@ _RECEIPT = Row(
             "Energy",
             Query(
                 f"{_so_far(_SUM.format(_of('gpu_efficiency_job_energy_joules_total')), then='max')}"
-                " / 3.6e6 > 0"
+                " / 3.6e6 > 0",
+                legend="kWh",
             ),
-            shows="Energy of the job's boards since it began, without hosts and cooling.",
+            Query(_so_far(_ENERGY_MONEY, then="max"), legend="{{currency}}"),
+            shows="Energy of the job's boards since it began, without hosts and cooling, and its cost at the price of"
+            " now, where [energy] price_per_kwh is set. A price of a GPU-hour may include it.",
             bad="much for a job with a low useful share", do="the same leaks that waste its time waste this",
-            unit="kwatth", decimals=1, empty=_UNKNOWN, width=6,
+            unit="short", decimals=2, empty=_UNKNOWN, width=6,
         ),
         _figure(
             "GPU-hours", Query(

@@ -47,8 +47,9 @@ _IDLE_COST = "cluster:gpu_efficiency_cost_idle:per_hour"
 _LOOK = to("zombies", "Look for yourself, below", job_id=CLICKED)
 _TEAM = to("chargeback", "The team", team=CLICKED)
 _RUNBOOKS = Variable(
-    name="runbooks", label="Runbooks", text=True, default="docs/runbooks",
-    says="Address of your copy of docs/runbooks of the exporter: the link of a runbook opens NAME.md below it.",
+    name="runbooks", label="Runbooks", text=True,
+    says="Address of your copy of docs/runbooks of the exporter: the link of a runbook opens NAME.md below it. Without"
+    " one there are no such links.",
 )  # fmt: skip
 _TO_RUNBOOK = Link("The runbook", "${runbooks:raw}/${__value.raw}.md")
 _WORN = {
@@ -57,6 +58,15 @@ _WORN = {
     "zombie": ((None, words.QUIET), (1, words.BAD)),
 }  # fmt: skip
 _ITS_BOARD = to("job", "The job's board", job_id="${__data.fields.job_id}")
+
+
+def _to_runbook(alert: str, expr: str) -> str:
+    """The series with the name of its runbook, after the label `alert`; without it while no address is set."""
+    address = f'label_replace({expr}, "runbook", "${{runbooks:raw}}", "", "")'
+    both = f'label_join({address}, "runbook", " ", "runbook", "{alert}")'
+    return (
+        f'label_replace(label_replace({both}, "runbook", "$1", "runbook", ".+ (.*)"), "runbook", "", "runbook", " .*")'
+    )
 
 
 def _in_trouble(expr: str) -> str:
@@ -85,11 +95,11 @@ _SEVERITY = {str(weight): severity for weight, severity in enumerate(tuple(words
 _WEIGHT = " or ".join(
     f'label_replace(vector({weight}), "severity", "{severity}", "", "")' for weight, severity in _SEVERITY.items()
 )
-_ALERTS = (
-    "label_replace(max by (cluster, severity, alertname, job_id, user, team, node, reason, layer) (("
+_ALERTS = _to_runbook(
+    "alertname",
+    "max by (cluster, severity, alertname, job_id, user, team, node, reason, layer) (("
     f"{_FIRING} * on (cluster, instance) group_left (node) {at('node:gpu_efficiency_info')}"
-    f" or on (cluster, alertname, instance, job_id) {_FIRING}) * on (severity) group_left () ({_WEIGHT})),"
-    ' "runbook", "$1", "alertname", "(.*)")'
+    f" or on (cluster, alertname, instance, job_id) {_FIRING}) * on (severity) group_left () ({_WEIGHT}))",
 )
 _SAME_ALERT = "cluster, severity, alertname, user, team, runbook"
 
@@ -116,7 +126,7 @@ def _with_runbook() -> str:
     owned = whose(f"{_TROUBLE} {_OWNER} and on (cluster, job_id) {_WORST}")
     hangs = f"({at(_STATE, _HUNG)} or {_SUSPECTED})"
     hung, at_rest = (
-        f'label_replace(label_replace({which}, "runbook", "{alert}", "", ""), "do", "{alert}", "", "")'
+        _to_runbook("do", f'label_replace({which}, "do", "{alert}", "", "")')
         for which, alert in ((f"{owned} and on (cluster, job_id) {hangs}", "JobDeadlocked"), (owned, "GPUZombie"))
     )
     return f"{hung} or on (cluster, job_id) {at_rest}"
@@ -381,11 +391,11 @@ _RANKS = Row(
             title="Stragglers: slow ranks",
             kind=Table(
                 (
-                    Column(of="job_id", title="Job", link=_LOOK, width=90),
-                    Column(of="node", title="Node", link=TO_NODE),
+                    Column(of="job_id", title="Job", link=_LOOK, width=85),
+                    Column(of="node", title="Node", link=TO_NODE, width=110),
                     Column(of="gpu", title="GPU", width=52),
                     Column(of="rank", title="Rank", width=60),
-                    Column(of="Value", title="Waited", unit="percentunit", decimals=0, width=90, bar=words.WATCH),
+                    Column(of="Value", title="Waited", unit="percentunit", decimals=0, width=85, bar=words.WATCH),
                 ),
                 sort="Value",
             ),

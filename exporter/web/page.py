@@ -132,6 +132,19 @@ def _money(amounts: Mapping[str, float]) -> str:
     return formatting.money({printable(currency): amount for currency, amount in amounts.items()}, space=NO_BREAK_SPACE)
 
 
+def _describe_energy(joules: Mapping[str, float], money: Mapping[str, float], grams: float | None) -> str:
+    """Describe energy by leak: its amount, price, useful share and CO2, as far as they are known; empty for none."""
+    total, price = sum(joules.values()), _money(money)
+    if not total:
+        return ""
+    facts = [
+        f"{_energy(total)} for {price}" if price else _energy(total),
+        f"{_percent(joules.get('useful', 0.0) / total)} useful",
+        *([] if grams is None else [_co2(grams)]),
+    ]
+    return ", ".join(facts)
+
+
 def _sum_money(costs: CostsByLeak | None, outcomes: Iterable[str]) -> dict[str, float]:
     return {currency: sum(spent[name] for name in outcomes) for currency, spent in (costs or {}).items()}
 
@@ -345,10 +358,8 @@ _TEMPLATES = {name: _read_template(name) for name in ("base.html", "parts.html",
 _FILTERS: dict[str, Callable[..., Any]] = {
     "amount": "{:,.0f}".format,
     "age": partial(formatting.age, space=NO_BREAK_SPACE),
-    "co2": _co2,
     "date_time": formatting.date_time,
     "duration": _duration,
-    "energy": _energy,
     "gpu_hours": formatting.gpu_hours,
     "iso": formatting.iso,
     "job_path": job_path,
@@ -525,8 +536,11 @@ def _account_values(data: PageData) -> dict[str, Any]:
     accounts, hour = data.accounts, data.accounts.last_hour.window
     span = hour.seconds / _count_boards(data.gpus.gpus)
     share = sum(hour.leaks[name] for name in _LEAK_BY_NAME) / hour.seconds if hour.seconds else 0.0
+    start = accounts.since_start
+    energy_money = _sum_money(start.energy_money, LEAK_NAMES)
     return {
         "accounts": accounts,
+        "energy": _describe_energy(start.energy_joules or {}, energy_money, start.co2_grams),
         "when": "hour" if span >= HOUR - 60 else _duration(span),
         "lost_gpus": share * accounts.gpus,
         "lost_hourly": _lost_hourly(accounts),
@@ -599,31 +613,17 @@ def render_job_page(
 
 def _record_values(records: Sequence[JobRecord], terms: Terms, *, now: float | None) -> dict[str, Any]:
     job = combine_records(records)
-    window, costs = job_window(job), _job_costs(job)
+    window, costs, joules = job_window(job), _job_costs(job), sum(job.energy.values())
     return {
         "job": job,
         "now": now or job.end,
         "window": window,
         "costs": costs,
-        "energy": _describe_energy(job, terms),
+        "energy": _describe_energy(job.energy, terms.energy.money(joules), terms.carbon.emitted(joules)),
         "largest": _largest_leaks(window, costs),
         "course": _timeline(records),
         "ranks": sorted(job.training.ranks, key=lambda row: -row[2]) if job.training else [],
     }
-
-
-def _describe_energy(job: JobRecord, terms: Terms) -> str:
-    """Describe the job's energy, its price, its useful share and its CO2, as far as they are known."""
-    joules = sum(job.energy.values())
-    if not joules:
-        return ""
-    price, grams = _money(terms.energy.money(joules)), terms.carbon.emitted(joules)
-    facts = [
-        f"{_energy(joules)} for {price}" if price else _energy(joules),
-        f"{_percent(job.energy.get('useful', 0.0) / joules)} useful",
-        *([] if grams is None else [_co2(grams)]),
-    ]
-    return ", ".join(facts)
 
 
 def _job_costs(job: JobRecord) -> CostsByLeak:

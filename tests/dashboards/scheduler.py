@@ -30,7 +30,7 @@ NODES = tuple(f"gpu-node-{number:02d}" for number in range(11))
 EMPTY, DOWN = NODES[7], NODES[10]
 _PARTITION = ("gpu",)
 _QUESTIONS = ("jobs", "nodes", "reservations")
-_FAILED, _PREEMPTED, _LOST = 90 * 60, 40 * 60, 2 * 3600
+_FAILED, _PREEMPTED, LOST = 90 * 60, 40 * 60, 2 * 3600
 """Seconds before the end."""
 
 
@@ -53,7 +53,9 @@ def _view(at: float, end: float) -> ClusterView:
         fitting=fitting_totals(jobs, nodes, reservations=kept, queue=queue, now=at),
         spread=spread(jobs.runs, nodes.nodes, groups=_topology().groups, most=100),
         interrupted_jobs=_interrupted(at, end, 1), interrupted_gpus=_interrupted(at, end, GPUS),
-        interrupted_gpu_seconds=_interrupted(at, end, GPUS * _LOST),
+        interrupted_gpu_seconds=_interrupted(at, end, GPUS * LOST),
+        preemptions=_preempted(at, end, 1), preempted_gpu_seconds=_preempted(at, end, GPUS * LOST),
+        preemption_costs={("40000", "gpu"): 2 * GPUS * LOST} if at >= end - _PREEMPTED else {},
         failures=(NodeFailure(DOWN, "40077", "gpu", end - _FAILED),) if at >= end - _FAILED else (),
     )  # fmt: skip
 
@@ -93,6 +95,11 @@ def _node(name: str) -> ClusterNode:
 
 def _topology() -> Topology:
     return Topology({"switch": {name: f"leaf-{number % 2}" for number, name in enumerate(NODES)}})
+
+
+def _preempted(at: float, end: float, amount: int) -> dict[tuple[str, str, str, str], int]:
+    """The two that had to make room: of the partition spot, for a job of gpu; before that there is no series."""
+    return {("spot", "low", "gpu", "high"): 2 * amount} if at >= end - _PREEMPTED else {}
 
 
 def _interrupted(at: float, end: float, gpus: int) -> dict[tuple[str, str, str], int]:

@@ -33,8 +33,10 @@ DAY = 86_400.0
 STORIES = {**SCENARIOS, **LEAK_SCENARIOS, **WATERFALL_SCENARIOS}
 PRICE = 2.5
 """USD, of a GPU-hour."""
+PER_KWH = 0.12
+"""USD."""
 _TERMS = Terms(
-    pool="reserved", prices=(Price(PRICE),), energy=EnergyTerms(0.12, "USD"), carbon=CarbonIntensity(380.0),
+    pool="reserved", prices=(Price(PRICE),), energy=EnergyTerms(PER_KWH, "USD"), carbon=CarbonIntensity(380.0),
     idle_budget=25.0, idle_budget_currency="USD",
 )  # fmt: skip
 _NOTHING = (0,) * len(LEAK_NAMES)

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from dashboards.build import FOLDER, boards
-from dashboards.owners import whose
+from dashboards.owners import to_bill, whose
 from dashboards.parts import Board, Note
 from exporter.core.leaks import LEAKS
 from tests.dashboards.expected.row import Expected
@@ -157,6 +157,22 @@ def test_whose_a_job_is_is_its_team_or_its_account(team: str, account: str, show
     series = f'label_replace(label_replace(vector(1), "team", "{team}", "", ""), "account", "{account}", "", "")'
     (found,) = ask("query", {"query": whose(series)})["result"]
     assert (found["metric"]["whose"], found["metric"].get("bill", "")) == (shown, bill)
+
+
+@pytest.mark.parametrize(
+    ("team", "bill"), [("vision", "vision"), ("(none)", "All"), ("nobody: free GPUs", "All"), ("nobody", "nobody")]
+)
+def test_a_name_of_no_owner_leads_to_the_bill_of_all(team: str, bill: str, ask: Ask) -> None:
+    series = f'label_replace(vector(1), "team", "{team}", "", "")'
+    (found,) = ask("query", {"query": to_bill("team", series, "[(]none[)]|nobody: .*")})["result"]
+    assert found["metric"]["bill"] == bill
+
+
+@pytest.mark.parametrize("title", ["The worst now: call its owner", "Firing alerts on jobs and GPUs"])
+def test_runbooks_are_named_where_they_have_an_address(title: str, ask: Ask, world: World) -> None:
+    for chosen, named in (({}, False), ({"runbooks": ["https://wiki.example/runbooks"]}, True)):
+        panel = opens(BOARDS["zombies"], ask, world, chosen={"cluster": ["deadlock"], **chosen}, only={title})[title]
+        assert ["runbook" in each.labels for each in panel.answers[0].series] == [named]
 
 
 def value(answer: Answer, row: Expected) -> float:

@@ -164,6 +164,8 @@ def _bill(payer: Payer, found: Spent) -> Iterator[Sample]:
     costs = {"paid": gpus, "lost": gpus - found["useful"], "idle": found.get("idle_allocation", 0.0)}
     for what, part in costs.items():
         yield f"owner:gpu_efficiency_cost_{what}:per_hour", whose | usd, part * PRICE
+    watts = sum(part * _WATTS[layer] for layer, part in _layers(found).items())
+    yield "owner:gpu_efficiency_energy_cost:per_hour", whose | usd, watts / 1000 * _PER_KWH
     for leak, part in found.items():
         about = whose | {"leak": leak, "layer": _LAYER[leak]}
         yield "owner_leak:gpu_efficiency_seconds:rate5m", about, part

@@ -336,11 +336,11 @@ def test_energy_has_its_price_and_its_carbon_on_the_page_and_in_the_api_and_none
     assert sum(told.since_start.energy_money["CHF"].values()) == pytest.approx(5 * kwh)
     with site(snapshot=priced) as client:
         page, of_job = words(client.get("/").text), words(client.get("/jobs/4711").text)
-    assert "energy paid for energy emitted" in page
-    assert "20 Wh CHF 0.10 8 g of CO2" in page
+    assert "Energy since the start: 20 Wh for CHF 0.10, 22 % useful, 8 g of CO2." in page
     assert "energy 10 Wh for CHF 0.05, 45 % useful, 4 g of CO2" in of_job
     with site() as client:
-        assert not re.search("paid for energy|emitted|CO2", client.get("/").text + client.get("/jobs/4711").text)
+        assert "Energy since the start: 20 Wh, 22 % useful." in words(client.get("/").text)
+        assert "CO2" not in client.get("/").text + client.get("/jobs/4711").text
     assert account(NODE).since_start.energy_money == {}
     (job,) = jobs_out(NODE, 0).jobs
     assert (job.energy_money, job.co2_grams, account(NODE).since_start.co2_grams) == ({}, None, None)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 
 from tests.dashboards.expected.row import Expected
 from tests.dashboards.scheduler import GPUS as ON_A_NODE
-from tests.dashboards.stories import PRICE, Played
+from tests.dashboards.stories import PER_KWH, PRICE, Played
 
 HOUR = 3600
 LOSSES = ("gau", "ectr", "emfu")
@@ -85,6 +85,13 @@ ROWS = (
     Expected(
         panel="Paid", scenario="carpenter", minutes=300, where={"currency": "USD"},
         worth=lambda played: PRICE * paid(played, 300),
+    ),
+    *(
+        Expected(
+            panel=panel, scenario="carpenter", minutes=300, letter=letter, where=where | {"currency": "USD"},
+            worth=lambda played: PER_KWH * sum(played.joules(300).values()) / 3.6e6,
+        )
+        for panel, letter, where in (("Paid", "B", {}), ("Teams", "I", {"team": "science"}))
     ),
     Expected(
         panel="Lost of it", scenario="carpenter", minutes=300, where={"currency": "USD"},

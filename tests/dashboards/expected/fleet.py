@@ -5,7 +5,7 @@ from collections.abc import Callable
 from tests.dashboards.expected.chargeback import held, unheld, useful
 from tests.dashboards.expected.chargeback import lost as lost_by
 from tests.dashboards.expected.row import Expected
-from tests.dashboards.scheduler import DOWN
+from tests.dashboards.scheduler import DOWN, LOST
 from tests.dashboards.scheduler import GPUS as ON_A_NODE
 from tests.dashboards.stories import Played
 from tests.dashboards.weeks import GPUS, fleet
@@ -130,11 +130,11 @@ ROWS = (
         worth=lambda played: of_a_hundred("memory_bound", 600)(played) / 100 * gpus(played) * PRICE * 10,
     ),
     Expected(
-        panel="Lost and paid a month", scenario="fleet", minutes=60, letter="B", where={"currency": "USD"},
+        panel="Cost a month", scenario="fleet", minutes=60, letter="B", where={"currency": "USD"},
         worth=lambda played: gpus(played) * PRICE * MONTH,
     ),
     Expected(
-        panel="Lost and paid a month", scenario="fleet", minutes=60, where={"currency": "USD"},
+        panel="Cost a month", scenario="fleet", minutes=60, where={"currency": "USD"},
         worth=lambda played: lost(60)(played) * gpus(played) * PRICE * MONTH,
     ),
     Expected(
@@ -227,6 +227,17 @@ ROWS = (
             ("blind", 30, "gpu-node-02", "C", {}, lambda played: unseen(played, 30), 0.08),
             ("blind", 60, "gpu-node-02", "D", {}, lambda played: unseen(played, 5) * 12 * PRICE, 0.02),
         )
+    ),
+    *(
+        Expected(
+            panel="Preemptions: who gave way to whom", scenario="fleet", letter=letter, within=1e-6,
+            where={"partition": "spot", "qos": "low", "by_partition": "gpu", "by_qos": "high"}, worth=worth,
+        )
+        for letter, worth in (("A", lambda _: 2), ("B", lambda _: 2 * ON_A_NODE * LOST / 3600))
+    ),
+    Expected(
+        panel="Jobs whose start cost others most", scenario="fleet", where={"job_id": "40000"}, within=0,
+        worth=lambda _: 2 * ON_A_NODE * LOST / 3600,
     ),
     *(
         Expected(

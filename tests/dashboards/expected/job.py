@@ -9,7 +9,7 @@ from statistics import median
 from exporter.core.model import SECOND
 from exporter.core.snapshot import JobView
 from tests.dashboards.expected.row import Expected
-from tests.dashboards.stories import Played
+from tests.dashboards.stories import PER_KWH, Played
 
 PRICE = 2.5
 EXACTLY = 1e-6
@@ -155,6 +155,8 @@ RECEIPT = (
     *(row(which, HUNG, layers(which, TRAINER)) for which in ABOVE_BELOW),
     row("GAU", JOBS["idle_allocation"], layers("GAU", "inference/chat-0-1")),
     row("Cost so far", REWORK, lambda p: PRICE / 3600 * sum(p.leaks(job=TRAINER).values()), currency="USD"),
+    row("Energy", REWORK, told(lambda job: PER_KWH * sum(job.counters.energy) / 3.6e9), letter="B",
+        currency="USD"),
     row("Lost so far", REWORK, lost(TRAINER), currency="USD"),
     row("Energy", REWORK, told(lambda job: sum(job.counters.energy) / 3.6e9)),
     row("GPU-hours", ("telemetry_outage", ALONE), lambda p: sum(p.leaks(job=ALONE).values()) / 3600),

@@ -60,6 +60,7 @@ def confidence(played: Played) -> float:
     return gpu(played, "1").hang_confidence or 0.0
 
 
+RUNBOOKS = {"runbooks": "https://wiki.example/runbooks"}
 ROWS = (
     *(
         Expected(panel="GPUs in trouble now", scenario=story, letter=letter, worth=in_state(name), within=0)
@@ -71,7 +72,9 @@ ROWS = (
         )
     ),
     *(
-        Expected(panel=WORST, scenario=story, letter=letter, where=where, worth=worth, within=within)
+        Expected(
+            panel=WORST, scenario=story, letter=letter, where=where, worth=worth, within=within, variables=RUNBOOKS
+        )
         for story, letter, where, worth, within in (
             ("deadlock", "A", STUCK | {"runbook": "JobDeadlocked"}, in_state("hung"), 0),
             ("deadlock", "B", STUCK | USD, cost_of("hung"), 1e-6),
@@ -113,7 +116,7 @@ ROWS = (
     ),
     Expected(
         panel="Firing alerts on jobs and GPUs", scenario="deadlock", letter="C",
-        where={"alertname": "JobDeadlocked", "runbook": "JobDeadlocked"} | STUCK,
+        where={"alertname": "JobDeadlocked", "runbook": "JobDeadlocked"} | STUCK, variables=RUNBOOKS,
         worth=lambda played: TICKET * (played.states()["hung"] > 0), within=0,
     ),
     Expected(
