@@ -114,7 +114,8 @@ skips: .venv/.installed
 
 packages:
 	@.ci/packages prometheus prometheus-alertmanager python3-torch gcc libc6-dev openssl shellcheck runc mmdebstrap \
-	  munge slurmctld slurmd slurm-client slurm-wlm-basic-plugins slurmrestd curl systemd victoria-metrics chromium
+	  munge slurmctld slurmd slurm-client slurm-wlm-basic-plugins slurmrestd slurmdbd \
+	  mariadb-server-core curl systemd victoria-metrics chromium
 
 mutants: .venv/.installed .venv/dcgm-bindings/.fetched ## whether tests notice deliberate breaks: ten minutes, after `make packages`
 	$(BIN)/python -m tests.mutants.run

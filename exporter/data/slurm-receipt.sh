@@ -5,7 +5,7 @@
 # Needs a POSIX shell, coreutils and util-linux, gpu-efficiency, and sacct and sacctmgr for the accounting record.
 #
 # Configure it in /etc/gpu-efficiency/receipts.conf, a shell file that must belong to root; the defaults are below.
-# Only the first node of a job writes. The accounting record is read once and changed once per job, through slurmdbd,
+# Only the first node of a job writes. The accounting record is read twice and changed once per job, through slurmdbd,
 # because slurmctld does not accept a comment for a job that is ending. Comments by others are not replaced.
 #
 # It does not block slurmd: it continues in its own session, and the epilog itself ends at once, always with exit 0. So

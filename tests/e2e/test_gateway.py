@@ -1,6 +1,7 @@
 """A login node: users ask the shipped gateway for reports, which asks a served daemon as its configuration says.
 
-The user directory is a stand-in, and sacct where it is asked; uids, sockets, daemon and command are real.
+The user directory is a stand-in; uids, sockets, daemon and command are real. A gateway that asks a real sacct is in
+tests/e2e/test_slurm_accounting.py.
 """
 
 import os
@@ -14,6 +15,7 @@ from tempfile import TemporaryDirectory
 import httpx
 import pytest
 
+from tests.e2e.login_node import report, serving
 from tests.e2e.running import Daemon, command, daemon, environment, running
 from tests.waiting import PATIENCE, wait_for
 
@@ -27,20 +29,6 @@ pwd.getpwuid = lambda uid: SimpleNamespace(pw_name=names[uid])
 from exporter.cli import main
 sys.exit(main(sys.argv[1:]))
 """
-_AS_USER = """
-import contextlib, io, os, sys
-from exporter.cli import main
-from exporter.specs import find_spec
-find_spec("")
-with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-    main(sys.argv[2:])
-uid = int(sys.argv[1])
-os.setgroups([])
-os.setresgid(uid, uid, uid)
-os.setresuid(uid, uid, uid)
-sys.exit(main(sys.argv[2:]))
-"""
-"""Once as root, which loads all that is used, for the interpreter's tree may be closed to others; then as the user."""
 
 
 @pytest.fixture(name="node", scope="module")
@@ -68,21 +56,8 @@ def gateway(folder: Path, *lines: str) -> Iterator[Path]:
     path = folder / "gateway.sock"
     (folder / "config.toml").write_text("\n".join((f'[gateway]\nsocket = "{path}"', *lines)))
     words = [sys.executable, "-c", _WITH_USERS, "gateway", "--config", f"{folder}/config.toml"]
-    with running(words, folder / "log", environment()) as program:
-        wait_for(lambda: program.alive() and "serving each user" in program.log(), "it listens")
+    with serving(words, folder / "log", path):
         yield path
-        assert program.end() == 0
-        assert not path.exists()
-        assert "Traceback" not in program.log()
-
-
-def report(uid: int, path: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """What `gpu-efficiency report` says to a user of a host that has a gateway and no store."""
-    env = environment(GPU_EFFICIENCY_GATEWAY_SOCKET=f"{path}", GPU_EFFICIENCY_HISTORY_FILE="")
-    return subprocess.run(
-        [sys.executable, "-c", _AS_USER, f"{uid}", "report", "--quiet", *words],
-        env=env, capture_output=True, text=True, timeout=PATIENCE, check=False,
-    )  # fmt: skip
 
 
 def test_the_command_of_a_summary_works_on_a_login_node(node: Daemon, folder: Path) -> None:
@@ -107,19 +82,6 @@ def test_totals_are_of_the_users_own_jobs_and_say_so(node: Daemon, folder: Path)
         assert done.returncode == 0, done.stderr
         assert '"barbara"' not in done.stdout
         assert "tells each user of his own jobs alone" in done.stdout
-
-
-def test_only_the_nodes_that_ran_the_job_are_asked(node: Daemon, folder: Path) -> None:
-    """sacct, a stand-in, knows the node of this user's job, and of no other's."""
-    own, sacct = job_of(node, "ada"), folder / "sacct"
-    sacct.write_text(f'#!/bin/sh\ncase "$*" in *--user=ada*"-j {own} "*) echo 127.0.0.1 ;; esac\n')
-    sacct.chmod(0o755)
-    lines = (f'nodes = ["http://{{node}}:{node.port}"]', f'[slurm]\nbin_dir = "{folder}"')
-    with gateway(folder, *lines) as path:
-        assert report(ADA, path, own).returncode == 0
-        assert report(ADA, path, job_of(node, "barbara")).returncode == 1
-        sacct.write_text("#!/bin/sh\necho it is down >&2\nexit 1\n")
-        assert "HTTP 503: sacct" in report(ADA, path, own).stderr
 
 
 def test_the_sites_proxy_names_the_user(node: Daemon, folder: Path) -> None:

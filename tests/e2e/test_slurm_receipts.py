@@ -1,7 +1,6 @@
-"""Receipts in the folders of real Slurm jobs, written by the shipped epilog from the store of a running daemon.
+"""Receipts of real Slurm jobs, written by the shipped epilog from the store of a running daemon.
 
-There is no slurmdbd here, and so no accounting record: what the script asks of sacct and sacctmgr is in
-tests/schedulers/test_receipt_epilog.py, and that the real ones take it was tried by hand (docs/job-reports.md).
+They are in the jobs' folders, and in their accounting records, which a real slurmdbd keeps.
 """
 
 import pwd
@@ -67,13 +66,21 @@ class Cluster:
         wait_for(self.file(job).exists, f"the receipt of job {job} is there")
         return self.file(job).read_text()
 
+    def recorded(self, job: str, field: str = "AdminComment") -> str:
+        """What the job's record has in that field, as its user sees it."""
+        return self.rig.run("sacct", "-X", "-n", "-P", "-j", job, f"--format={field}", user=USER).strip()
+
+    def line(self, job: str) -> str:
+        """The receipt in its accounting record, once it is there; 22.05 writes it in lower case."""
+        return wait_for(lambda: self.recorded(job), f"the record of job {job} has its receipt").lower()
+
 
 @pytest.fixture(name="cluster", scope="module")
 def _cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     folder = tmp_path_factory.mktemp("daemons")
     with ExitStack() as stack:
-        rig = stack.enter_context(SlurmRig(Plan(mapping=True, root=root_of(request.param))))
-        install(rig, "file", stores=folder, more="wait=6")
+        rig = stack.enter_context(SlurmRig(Plan(mapping=True, accounting=True, root=root_of(request.param))))
+        install(rig, "file comment admin_comment", stores=folder, more="wait=6")
         observers = []
         for node in rig.nodes:
             settings = {"SLURM_MAPPING_DIR": f"{rig.mapping(node)}", "HISTORY_FILE": f"{folder}/{node}.db"}
@@ -91,6 +98,8 @@ def test_the_user_finds_it_in_the_jobs_folder_and_the_node_takes_the_next_job(cl
     assert " ended" in said.splitlines()[0], "the daemon has seen its end"
     about, user = cluster.file(job).stat(), pwd.getpwnam(USER)
     assert (about.st_uid, about.st_gid, about.st_mode & 0o777) == (user.pw_uid, user.pw_gid, 0o600)
+    assert cluster.line(job).startswith(f"gpu-efficiency: job {job}: ")
+    assert cluster.recorded(job, "Comment") == cluster.recorded(job), "the other comment has it too"
     assert "drain" not in cluster.rig.run("sinfo", "-h", "-o", "%t")
 
 
@@ -116,6 +125,7 @@ def test_of_two_nodes_the_first_writes_its_part(cluster: Cluster) -> None:
     said = cluster.receipt(job)
     part = f"This is the part of node {cluster.rig.nodes[0]}, one of 2; each of the others shows its own:"
     assert said.endswith(f"{part} gpu-efficiency report {job}\n")
+    assert cluster.line(job).endswith(f" (part of node {cluster.rig.nodes[0]}, one of 2)")
     wait_for(lambda: cluster.rig.ended(job, cluster.rig.nodes[1]), "the other epilog has ended too")
 
 
@@ -142,13 +152,25 @@ def test_each_component_of_a_heterogeneous_job_has_its_own(cluster: Cluster) -> 
 
 
 def _has_its_own(cluster: Cluster, name: str) -> None:
-    """Its receipt is there, and the command finds it, its step and no other job by that name."""
+    """Its receipts are there, and the command finds it, its step and no other job by that name."""
     assert cluster.receipt(name).startswith(f"GPU efficiency of job {name} of {USER}: ")
+    assert cluster.line(name).startswith(f"gpu-efficiency: job {name}: ")
     for asked in (name, f"{name}.batch"):
         status, out = cluster.command(asked)
         assert (status, out.startswith(f'Job {name} "wrap" of {USER}')) == (0, True), out
     status, out = cluster.command(f"{name}7")
     assert (status, "no source has a record of job" in out) == (1, True), out
+
+
+@in_one_version
+def test_the_users_own_comment_stays_and_he_cannot_change_the_other(cluster: Cluster) -> None:
+    own = "mine: Ünter\n4711|4711|theirs"
+    job = cluster.job(f"--comment={own}")
+    said = cluster.line(job)
+    assert cluster.recorded(job, "Comment") == own
+    change = ("sacctmgr", "-i", "modify", "job", "where", f"jobid={job}", "set", "AdminComment=100 % useful")
+    cluster.rig.run(*change, user=USER, check=False)
+    assert cluster.line(job) == said
 
 
 @in_one_version

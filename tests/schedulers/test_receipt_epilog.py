@@ -1,6 +1,6 @@
 """The Slurm epilog that writes job reports, in a real shell: its files, their owners, and that it never fails.
 
-Slurm's own commands are stand-ins here, which record their arguments; a real slurmd is in
+Slurm's own commands are stand-ins here, which record their arguments; a real slurmd and slurmdbd are in
 tests/e2e/test_slurm_receipts.py. Files are written by the real setpriv, and so by root alone.
 """
 
@@ -247,7 +247,7 @@ def test_who_asks_a_prometheus_has_all_nodes(node: Node) -> None:
     ("environ", "complaint"),
     [
         ({"MISSING": "1"}, "no receipt: .* report 4711` says why"),
-        ({"RECORDS": "sacct: error: slurmdbd: connection refused"}, "no record to write into: sacct: error"),
+        ({"RECORDS": "sacct: error: Sending PersistInit msg: refused"}, "no record to write into: sacct: error"),
         ({"RECORDS": "47110|47110|"}, "no record to write into"),
         ({"DENIED": "no privilege"}, "sacctmgr: no privilege"),
         ({"SLURM_JOB_ID": "../4711"}, r"SLURM_JOB_ID is no number: '\.\./4711'"),

@@ -1,7 +1,7 @@
 """Builds trees of other Debian releases beside the machine's own, for tests only: each with another Slurm.
 
 `python -m tests.slurm.chroot`, as root, builds those of RELEASES that are missing, with mmdebstrap, from the Debian
-mirror of this machine's apt. Mounts nothing there: see `inside`. A folder with `.built` in it is complete.
+mirror of this machine's apt. Mounts nothing there: see `inside`. `.built` lists the packages of a complete one.
 `tests.pythons` builds another, for its Python.
 """
 
@@ -14,7 +14,7 @@ _CACHE = Path(__file__).resolve().parents[2] / ".cache"
 _DEBIAN_13 = "trixie"
 RELEASES = {"24.11": _DEBIAN_13, "26.05": "unstable"}
 """The release of Debian that has this version of Slurm. The machine's own is 22.05, of Debian 12."""
-_PACKAGES = "slurmctld,slurmd,slurm-client,munge,slurm-wlm-basic-plugins"
+_PACKAGES = "slurmctld,slurmd,slurm-client,munge,slurm-wlm-basic-plugins,slurmdbd,mariadb-server-core"
 _SECONDS = 600.0
 
 
@@ -29,8 +29,8 @@ def folder_of(version: str) -> Path:
 
 def built(version: str) -> Path | None:
     """Return the tree with this version of Slurm, or None if `make slurm-trees` could not download the packages."""
-    folder = folder_of(version)
-    return folder if (folder / ".built").is_file() else None
+    folder, mark = folder_of(version), folder_of(version) / ".built"
+    return folder if mark.is_file() and mark.read_text(encoding="utf-8") == _PACKAGES else None
 
 
 def missing(version: str) -> str:
@@ -60,7 +60,7 @@ def build(folder: Path, *, release: str = _DEBIAN_13, packages: str = _PACKAGES,
     if version:
         _check(draft, version)
     (draft / "etc/hosts").touch()
-    (draft / ".built").touch()
+    (draft / ".built").write_text(packages, encoding="utf-8")
     draft.rename(folder)
 
 

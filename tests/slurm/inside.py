@@ -101,7 +101,7 @@ class Inside:
         """Return the program's path there. Raises AssertionError if it is missing."""
         found = (f"{folder}/{name}" for folder in ("/usr/sbin", "/usr/bin") if self._has(f"{folder}/{name}"))
         path = next(found, "")
-        assert path, f"{name} is not in {self.root}: install slurmctld slurmd slurm-client munge (make packages)"
+        assert path, f"{name} is not in {self.root}: `make packages` and `make slurm-trees` install Slurm"
         return path
 
     def _has(self, path: str) -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.e2e.running import free_port
 from tests.shared_library import built
 from tests.slurm.inside import Inside
-from tests.slurm.plan import Place, Plan, around_job, cgroup_conf, gres_conf, slurm_conf
+from tests.slurm.plan import OWNER, Place, Plan, around_job, cgroup_conf, gres_conf, slurm_conf, slurmdbd_conf
 
 _SCRIPTS = Path(__file__).resolve().parents[2] / "exporter/data"
 _MAJOR = 60
@@ -30,7 +30,8 @@ def lay_out(directory: Path, plan: Plan, nodes: Sequence[str], inside: Inside) -
     if plan.unified:
         shutil.copy2(built(Path(__file__).with_name("unified"), UNIFIED) / UNIFIED, directory)
     host = socket.gethostname().partition(".")[0]
-    _configure(directory / "etc", plan, Place(inner, host, free_port(), {node: free_port() for node in nodes}))
+    ports = {node: free_port() for node in nodes}
+    _configure(directory / "etc", plan, Place(inner, host, free_port(), free_port(), ports))
     for number in range(plan.gpus):
         os.mknod(directory / f"dev/nvidia{number}", 0o020666, os.makedev(_MAJOR, number))
     for node in nodes:
@@ -40,14 +41,18 @@ def lay_out(directory: Path, plan: Plan, nodes: Sequence[str], inside: Inside) -
         _lay_out_commands(directory / "bin" / node, inside, preload, conf=f"{inner}/etc/slurm.conf")
     (directory / "munge/key").write_bytes(secrets.token_bytes(1024))
     (directory / "munge/key").chmod(0o400)
-    (directory / "log/slurmctld.log").touch()
+    logs = [f"log/{name}.log" for name in ("slurmctld", "slurmdbd")]
+    for log in logs:
+        (directory / log).touch()
     inside.run("chown", "-R", "munge:munge", f"{inner}/munge")
     inside.run("chmod", "711", f"{inner}/munge")
-    inside.run("chown", "slurm", f"{inner}/state", f"{inner}/log/slurmctld.log")
+    inside.run("chown", OWNER, *(f"{inner}/{name}" for name in ("state", "etc/slurmdbd.conf", *logs)))
 
 
 def _configure(etc: Path, plan: Plan, place: Place) -> None:
     (etc / "slurm.conf").write_text(slurm_conf(plan, place))
+    (etc / "slurmdbd.conf").write_text(slurmdbd_conf(place))
+    (etc / "slurmdbd.conf").chmod(0o600)
     (etc / "gres.conf").write_text(gres_conf(plan, place))
     (etc / "cgroup.conf").write_text(cgroup_conf(plan))
     for script in ("prolog", "epilog"):

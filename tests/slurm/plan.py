@@ -1,6 +1,6 @@
 """The description of a test's Slurm cluster, and the configuration files that follow from it.
 
-slurm.conf, gres.conf, cgroup.conf and the scripts around jobs (slurm.conf(5), gres.conf(5), cgroup.conf(5)).
+slurm.conf, slurmdbd.conf, gres.conf, cgroup.conf (each has a manual page of section 5) and the scripts around jobs.
 """
 
 from pathlib import Path
@@ -9,6 +9,8 @@ from msgspec import Struct
 
 USER = "games"
 """The jobs' user: slurmd starts none for root by default, and Debian has this user everywhere."""
+OWNER = "slurm"
+"""Slurm's own user (SlurmUser)."""
 CPUS = 64
 
 
@@ -30,6 +32,8 @@ class Plan(Struct, frozen=True):
     prolog_flags: str = "Alloc"
     mapping: bool = False
     """Whether the project's prolog and epilog write a mapping directory for each node."""
+    accounting: bool = False
+    """Whether slurmdbd keeps records of the jobs."""
     root: Path = Path("/")
     """Root of the cluster's programs: the host, or a tree with another version."""
 
@@ -41,6 +45,7 @@ class Place(Struct, frozen=True):
     """As the cluster's programs see it: below the plan's root."""
     host: str
     controller_port: int
+    accounting_port: int
     node_ports: dict[str, int]
     """By node name."""
 
@@ -53,7 +58,7 @@ def slurm_conf(plan: Plan, place: Place) -> str:
         f"ClusterName={next(iter(place.node_ports))}",
         f"SlurmctldHost={place.host}(127.0.0.1)",
         f"SlurmctldPort={place.controller_port}",
-        "SlurmUser=slurm",
+        f"SlurmUser={OWNER}",
         f"SlurmctldPidFile={folder}/state/slurmctld.pid",
         f"SlurmctldLogFile={folder}/log/slurmctld.log",
         f"SlurmdLogFile={folder}/log/slurmd-%n.log",
@@ -79,8 +84,38 @@ def slurm_conf(plan: Plan, place: Place) -> str:
         f"Prolog={folder}/etc/prolog.d/*",
         f"Epilog={folder}/etc/epilog.d/*",
         "KillWait=1",
+        *(_accounting(place) if plan.accounting else ()),
         *(_node(plan, place, name) for name in place.node_ports),
         f"PartitionName=gpu Nodes={','.join(place.node_ports)} Default=YES MaxTime=7-0 DefMemPerCPU=100 State=UP",
+    ]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _accounting(place: Place) -> tuple[str, ...]:
+    return (
+        "AccountingStorageType=accounting_storage/slurmdbd",
+        "AccountingStorageHost=127.0.0.1",
+        f"AccountingStoragePort={place.accounting_port}",
+        f"AccountingStoragePass={place.directory}/munge/socket",
+        "AccountingStoreFlags=job_comment",
+    )
+
+
+def slurmdbd_conf(place: Place) -> str:
+    """slurmdbd.conf: the database is found by its socket (MYSQL_UNIX_PORT)."""
+    folder = place.directory
+    lines = [
+        "AuthType=auth/munge",
+        f"AuthInfo=socket={folder}/munge/socket",
+        f"DbdHost={place.host}",
+        "DbdAddr=127.0.0.1",
+        f"DbdPort={place.accounting_port}",
+        "CommunicationParameters=NoInAddrAny",
+        f"SlurmUser={OWNER}",
+        f"LogFile={folder}/log/slurmdbd.log",
+        f"PidFile={folder}/state/slurmdbd.pid",
+        "StorageType=accounting_storage/mysql",
+        "StorageHost=localhost",
     ]
     return "".join(f"{line}\n" for line in lines)
 

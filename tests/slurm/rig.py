@@ -1,8 +1,8 @@
 """A real Slurm cluster on this machine: several slurmd on the loopback, fake GPUs, its own ports and directory.
 
 Starts and stops the cluster, and does what its users and operators do: submit, cancel, suspend, drain, count RPCs.
-Needs root and Debian's packages slurmctld, slurmd, slurm-client and munge (and slurm-wlm-basic-plugins). The GPUs are
-device nodes that no program opens; Slurm accepts no plain files.
+Needs root and Debian's packages slurmctld, slurmd, slurm-client and munge (and slurm-wlm-basic-plugins); for accounting
+also slurmdbd and mariadb-server-core. The GPUs are device nodes that no program opens; Slurm accepts no plain files.
 """
 
 import os
@@ -16,6 +16,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
 
+from tests.slurm.database import database_socket, start_database
 from tests.slurm.inside import Inside
 from tests.slurm.layout import UNIFIED, lay_out
 from tests.slurm.plan import USER, Plan
@@ -81,17 +82,23 @@ class SlurmRig:
         return (self.commands(node) / "asked").read_text(encoding="utf-8").splitlines()
 
     def _start(self) -> None:
-        inner = self.inside.seen(self.directory)
-        files = [f"--{name}={inner}/munge/{file}" for name, file in _MUNGE.items()]
-        self.inside.run(self.inside.path("munged"), "--force", *files, user="munge:munge")
-        self.start_controller()
-        for node in self.nodes:
-            self._daemon("slurmd", "-N", node)
         try:
-            wait_for(lambda: self._count("idle") == len(self.nodes), "all nodes are idle")
+            self._start_all()
         except AssertionError as err:
             err.add_note(self._logs())
             raise
+
+    def _start_all(self) -> None:
+        inner = self.inside.seen(self.directory)
+        files = [f"--{name}={inner}/munge/{file}" for name, file in _MUNGE.items()]
+        self.inside.run(self.inside.path("munged"), "--force", *files, user="munge:munge")
+        if self.plan.accounting:
+            start_database(self.directory, self.inside)
+            self.start_accounting()
+        self.start_controller()
+        for node in self.nodes:
+            self._daemon("slurmd", "-N", node)
+        wait_for(lambda: self._count("idle") == len(self.nodes), "all nodes are idle")
 
     def _logs(self) -> str:
         logs = sorted((self.directory / "log").iterdir())
@@ -139,9 +146,22 @@ class SlurmRig:
 
     def stop_controller(self) -> None:
         """Stop slurmctld, and wait until it has ended."""
-        pid = int((self.directory / "state/slurmctld.pid").read_text())
+        self._stop("slurmctld")
+
+    def start_accounting(self) -> None:
+        """Start slurmdbd; its records are in the database."""
+        env = self.env | {"MYSQL_UNIX_PORT": database_socket(self.directory, self.inside)}
+        self.inside.run(self.inside.path("slurmdbd"), env=env)
+        wait_for(lambda: "DbdHost" in self.run("sacctmgr", "show", "config", check=False), "slurmdbd answers")
+
+    def stop_accounting(self) -> None:
+        """Stop slurmdbd, and wait until it has ended."""
+        self._stop("slurmdbd")
+
+    def _stop(self, name: str) -> None:
+        pid = int((self.directory / f"state/{name}.pid").read_text())
         os.kill(pid, 15)
-        wait_for(lambda: not Path(f"/proc/{pid}").exists(), "slurmctld has gone")
+        wait_for(lambda: not Path(f"/proc/{pid}").exists(), f"{name} has gone")
 
     def _controlled(self) -> bool:
         try:

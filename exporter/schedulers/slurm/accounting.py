@@ -26,7 +26,8 @@ def nodes_of_jobs(commands: Commands, user: str, wanted: JobRecordQuery) -> tupl
         return ()
     seconds = time.time() - wanted.since if wanted.since else _DEFAULT_SECONDS
     which = ("-j", job) if job else ("-S", f"now-{max(1, round(seconds))}")
-    output = commands.output("sacct", "-X", "-n", "-P", f"--user={user}", *which, "--format=NodeList")
+    # -D: also the runs of a job before it was requeued, on other nodes.
+    output = commands.output("sacct", "-X", "-D", "-n", "-P", f"--user={user}", *which, "--format=NodeList")
     try:
         return tuple(dict.fromkeys(_names(output)))
     except ValueError as err:
