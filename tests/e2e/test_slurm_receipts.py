@@ -131,10 +131,12 @@ def test_of_two_nodes_the_first_writes_its_part(cluster: Cluster) -> None:
 
 @in_all_versions
 def test_each_task_of_an_array_has_its_own_under_the_name_that_squeue_shows(cluster: Cluster) -> None:
-    array = cluster.job("--array=1-2", script="sleep 3")
+    """The last task ends last: its own id is that of the array, and so of all tasks' records."""
+    array = cluster.job("--array=1-2", script="sleep $((3 * SLURM_ARRAY_TASK_ID))")
     names = ("squeue", "-h", "-r", "-j", array, "-t", "RUNNING", "-o", "%i")
     both = wait_for(lambda: tasks if len(tasks := cluster.rig.run(*names).split()) == 2 else None, "both run")
     assert set(both) == {f"{array}_1", f"{array}_2"}
+    cluster.line(f"{array}_2")
     for name in both:
         _has_its_own(cluster, name)
     assert f"{array} is also the id of the whole array: this report is of {array}_2 alone" in cluster.command(array)[1]
