@@ -186,6 +186,7 @@ def test_a_run_that_is_requeued_is_replaced_by_the_next(cluster: Cluster) -> Non
     cluster.rig.cancel(job)
     wait_for(lambda: cluster.file(job).stat().st_ino != before, "another file is in its place")
     assert cluster.file(job).stat().st_uid == pwd.getpwnam(USER).pw_uid
+    assert cluster.line(job).startswith(f"gpu-efficiency: job {job}: ")
 
 
 @in_one_version
