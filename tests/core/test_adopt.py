@@ -148,6 +148,7 @@ def test_the_same_thresholds_change_nothing() -> None:
     assert state(once) == state(again)
 
 
+@pytest.mark.untraced
 @settings(deadline=None)  # a day in minutes
 @given(
     st.lists(

@@ -76,6 +76,7 @@ def played(observations: Iterable[Observation], ledger: Ledger | None = None) ->
     return ledger
 
 
+@pytest.mark.untraced
 @pytest.mark.slow
 @pytest.mark.parametrize("scenario", sorted(SIZES))
 def test_a_story_that_is_cut_in_four_ends_as_one_that_is_not(scenario: str) -> None:
@@ -88,6 +89,7 @@ def test_a_story_that_is_cut_in_four_ends_as_one_that_is_not(scenario: str) -> N
     assert pieces.conservation_errors == 0
 
 
+@pytest.mark.untraced
 @pytest.mark.slow
 @pytest.mark.parametrize("scenario", sorted(WATERFALL_SCENARIOS))
 def test_what_workloads_say_is_kept_as_well(scenario: str) -> None:

@@ -315,6 +315,7 @@ def _part(whole: Reading, start: int | None, end: int | None) -> Reading:
     return Reading(**{name: getattr(whole, name) for name in whole.__struct_fields__} | changed)
 
 
+@pytest.mark.untraced
 @pytest.mark.parametrize("ms", [1, 3_000, 7_001, 10_000, 19_999])
 @pytest.mark.parametrize("calibrated", [False, True])
 def test_cutting_readings_in_two_changes_nothing(ms: int, calibrated: bool) -> None:

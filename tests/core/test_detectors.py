@@ -144,6 +144,7 @@ def test_power_says_nothing_where_the_board_smooths_it() -> None:
     assert not gpu(ledger).hang_suspected
 
 
+@pytest.mark.untraced
 def test_a_server_that_spins_polls_until_its_requests_are_known() -> None:
     """A server is never hung or suspected, but a zombie after five hours, with the reason."""
     early, late = story([(9000, SPINNING)], owner=SERVER), story([(18000, SPINNING)], owner=SERVER)

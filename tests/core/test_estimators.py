@@ -78,6 +78,14 @@ def test_a_phase_that_is_reported_explains_its_spin(phase: str) -> None:
     assert node.since() == 70 + 1800 + 600
 
 
+def test_steps_before_a_phase_do_not_end_it() -> None:
+    for start, states in ((60, [State.ACTIVE] * 2), (70, [State.HUNG] * 2)):
+        node = Node()
+        node.go(10, SPINNING, SPINNING, reports=(said(50, 60, phase="checkpoint", uuids=tuple(node.uuids)),))
+        node.go(720, SPINNING, SPINNING, reports=(said(start, 80, step=7, steps=1, uuids=tuple(node.uuids)),))
+        assert node.states() == states
+
+
 def test_a_phase_with_kernels_and_one_that_has_ended_explain_nothing() -> None:
     for phases in (("compute",), ("checkpoint", "compute")):
         node = Node()
@@ -272,6 +280,7 @@ def mean(share: float) -> Signals:
     return RESTING | {name: share * WORKING[name] for name in names}
 
 
+@pytest.mark.untraced
 @pytest.mark.parametrize("step", [1.0, 57.0])
 def test_leaving_a_zombie_does_not_depend_on_the_length_of_readings(step: float) -> None:
     """13 s of work in every 57 s. Within the first 57 s it is over, as it would never have become one."""

@@ -257,6 +257,7 @@ def troubled(draw: st.DrawFn) -> list[Observation]:
     return finite(story)
 
 
+@pytest.mark.untraced
 @pytest.mark.slow
 @relaxed
 @given(troubled())
@@ -276,6 +277,7 @@ def test_a_recorded_story_of_troubles_says_the_same_bytes_again(story: list[Obse
     assert render(take_snapshot(run(again), DaemonMetadata()), metrics=METRICS) == once
 
 
+@pytest.mark.untraced
 @pytest.mark.slow
 @relaxed
 @given(troubled())
@@ -307,6 +309,7 @@ def one_instance_wakes() -> list[Observation]:
     return [first(parts, [held(d.uuid) for d in parts]), seen(1, health=told(FELL_OFF_THE_BUS)), seen(3, *rows)]
 
 
+@pytest.mark.untraced
 @pytest.mark.slow
 @relaxed
 @given(troubled())

@@ -52,6 +52,7 @@ def rows(body: bytes, metric: str = "gpu_efficiency_job_info") -> list[dict[str,
     return [sample.labels for sample in parsed if sample.name == metric]
 
 
+@pytest.mark.untraced
 @FEW
 @given(ANYTHING, ANYTHING, ANYTHING)
 @example("\udcff", "\udcff\udcfe", "\ud83d")
@@ -66,6 +67,7 @@ def test_any_name_leaves_a_page_that_can_be_read(name: str, user: str, job: str)
         assert row[label] == value or CONTROL.search(value)
 
 
+@pytest.mark.untraced
 @FEW
 @given(st.lists(ANYTHING, min_size=2, max_size=4, unique=True))
 def test_what_differs_stays_different(names: list[str]) -> None:
@@ -75,6 +77,7 @@ def test_what_differs_stays_different(names: list[str]) -> None:
     assert len(spelt) >= len(set(sure))
 
 
+@pytest.mark.untraced
 @pytest.mark.slow
 @pytest.mark.parametrize("sign", ["n", "\n", "\0", "\udcff", '"', "é", "\\"])
 def test_a_megabyte_is_cut_and_two_that_begin_alike_are_two(sign: str) -> None:
@@ -86,6 +89,7 @@ def test_a_megabyte_is_cut_and_two_that_begin_alike_are_two(sign: str) -> None:
     assert len(body) < 1 << 20
 
 
+@pytest.mark.untraced
 @FEW
 @given(ANYTHING, ANYTHING)
 def test_what_jobs_and_engines_say_of_themselves_likewise(run: str, engine: str) -> None:

@@ -39,6 +39,8 @@ from exporter.core.snapshot import DaemonMetadata, take_snapshot
 from exporter.core.timers import BEGINNING, NO_SIGNS, STARVED, STEADY
 from tests.worlds import H100, RESTING, SPINNING, WORKING, device
 
+pytestmark = pytest.mark.untraced
+
 # Thresholds short enough for the generated minutes to cross each of them.
 POLICY = Policy(
     hang_suspect_seconds=1.0,

@@ -67,6 +67,7 @@ def ended(story: list[Observation]) -> list[Observation]:
     return [*story, Observation(end, end)]
 
 
+@pytest.mark.untraced
 @pytest.mark.slow
 @relaxed
 @given(stories())
@@ -88,6 +89,7 @@ def test_a_board_and_its_instances_are_one_paid_gpu_at_every_moment(story: list[
     assert sum(gpu.book.paid for gpu in ledger.gpus.values()) == ledger.at
 
 
+@pytest.mark.untraced
 @pytest.mark.slow
 @relaxed
 @given(stories())
@@ -104,6 +106,7 @@ def test_jobs_are_paid_what_their_instances_are(story: list[Observation]) -> Non
     assert all(sum(job.book.parts) == job.book.paid for job in ledger.jobs.values())
 
 
+@pytest.mark.untraced
 @pytest.mark.slow
 @relaxed
 @given(stories(tidy=True))

@@ -59,6 +59,12 @@ def test_which_pipe_a_job_computes_with(signals: dict[str, Any], pipe: str) -> N
     assert pipe in PIPES
 
 
+def test_kernels_that_poll_do_not_count() -> None:
+    ledger = after_two_minutes(FP64)
+    lost(ledger, 120, 3600, SPINNING | {"fp64_active": 0.0, "fp32_active": 0.0, "fp16_active": 0.0})
+    assert job(ledger).useful_pipe == "fp64"
+
+
 def test_a_minute_of_kernels_must_be_seen_and_counts_from_the_next_minute_on() -> None:
     ledger = opened(*ALONE)
     assert "useful" not in lost(ledger, 0, 60, FP64)

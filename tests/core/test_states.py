@@ -46,6 +46,13 @@ def test_a_spin_hangs_after_exactly_600_seconds() -> None:
     assert lost(ledger, "hung") == 400.0
 
 
+def test_a_hang_outlives_unobserved_time() -> None:
+    """Ten seconds of work end it after that time as before it, and no fewer."""
+    blind = [(60, WORKING), (1000, SPINNING), (700, SPINNING | {"distrust": "stale"})]
+    states = [state(story([*blind, (worked, WORKING)], step=1.0))[0] for worked in (9, 11)]
+    assert states == [State.HUNG, State.ACTIVE]
+
+
 def test_suspicion_comes_after_120_seconds_and_is_shown() -> None:
     early, later = (story([(60, WORKING), (spun, SPINNING)]) for spun in (119, 120))
     assert [take_snapshot(led, DaemonMetadata()).gpus[0].hang_suspected for led in (early, later)] == [False, True]
@@ -124,11 +131,13 @@ def test_how_deep_a_zombie_lies(processes: object, reason: str) -> None:
     assert state(story([(1900, RESTING | {"processes": processes})]))[:2] == (State.ZOMBIE, reason)
 
 
+@pytest.mark.untraced
 def test_a_keeper_that_computes_one_second_in_29_minutes_is_still_a_zombie() -> None:
     ledger = story([(1739, RESTING), (1, WORKING)] * 8, step=1.0)
     assert state(ledger)[0] is State.ZOMBIE
 
 
+@pytest.mark.untraced
 def test_two_percent_of_work_is_no_zombie() -> None:
     ledger = story([(98, RESTING), (2, WORKING)] * 60, step=1.0)
     assert state(ledger)[0] is State.ACTIVE
@@ -270,6 +279,7 @@ def test_weights_that_arrive_before_the_first_work_are_no_input() -> None:
     assert read.gpus["GPU-0"].book.parts[LEAK_NAMES.index("data_stall")] > 0
 
 
+@pytest.mark.untraced
 def test_a_job_with_small_kernels_or_hardly_any_does_not_wait_for_images() -> None:
     """SM activity of half the engine's 0.95 is needed, and 3 % of a minute: 1.9 s, or 0.95 * 2 s."""
     assert "data_stall" not in minutes((2, RESTING), (2, BURST | {"sm_active": 0.47, "tensor_active": 0.4}))

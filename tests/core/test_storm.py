@@ -27,6 +27,7 @@ def storm(ledger: Ledger, begin: int, end: int) -> None:
         advance(ledger, seen(at + 1, *readings, allocations=(*ended, *holding)))
 
 
+@pytest.mark.untraced
 @pytest.mark.slow
 def test_series_and_memory_stay_bounded_and_every_second_is_billed() -> None:
     ledger = Ledger()
