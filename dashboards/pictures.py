@@ -60,10 +60,11 @@ def main(words: list[str]) -> int:
         print(f"make pictures needs {' and '.join(missing)}.\n{_NEEDS}", file=sys.stderr)
         return 2
     wanted = [picture for picture in PICTURES if given.only is None or picture.board in given.only]
+    clusters = {picture.chosen["cluster"] for picture in wanted}
     print(_PLAINLY)
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "prometheus").mkdir()
-        with world(Path(folder) / "prometheus") as simulated:
+        with world(Path(folder) / "prometheus", clusters=clusters) as simulated:
             troubles = [line for picture in wanted for line in _drawn(picture, simulated, given.preview, Path(folder))]
     for line in troubles:
         print(line, file=sys.stderr)

@@ -4,10 +4,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.dashboards.expected.tables import CLUSTERS
 from tests.dashboards.world import World, world
 
 
 @pytest.fixture(name="world", scope="session")
 def _world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    with world(tmp_path_factory.mktemp("world")) as made:
+    with world(tmp_path_factory.mktemp("world"), clusters=CLUSTERS) as made:
         yield made

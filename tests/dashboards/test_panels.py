@@ -1,6 +1,5 @@
 """Every panel of every board, asked of a real Prometheus: without error, with data, and with the ledger's numbers."""
 
-import importlib
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache
@@ -9,11 +8,12 @@ from typing import Any
 import httpx
 import pytest
 
-from dashboards.build import FOLDER, boards
+from dashboards.build import FOLDER
 from dashboards.owners import to_bill, whose
 from dashboards.parts import Board, Note
 from exporter.core.leaks import LEAKS
 from tests.dashboards.expected.row import Expected
+from tests.dashboards.expected.tables import BOARDS, EXPECTED, FILLED, MAIN, ODD, TABLES
 from tests.dashboards.grafana import Answer, Panel, asker, opened
 from tests.dashboards.stories import PRICE
 from tests.dashboards.variables import Ask
@@ -21,15 +21,9 @@ from tests.dashboards.weeks import OWNED
 from tests.dashboards.world import World
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
-BOARDS = {board.name: board for board in boards()}
 OF_BOARDS = pytest.mark.parametrize("board", BOARDS.values(), ids=lambda board: board.name)
-MAIN = "fleet"
 WHOSE = "All that was paid for"
 HOURS = 3
-TABLES: dict[str, tuple[Expected, ...]] = {
-    name: importlib.import_module(f"tests.dashboards.expected.{name}").ROWS for name in BOARDS
-}
-EXPECTED = [(board, row) for name, board in BOARDS.items() for row in TABLES[name]]
 
 
 @pytest.fixture(name="ask", scope="module")
@@ -110,11 +104,6 @@ def test_every_panel_has_data_of_the_fleet_or_says_which_story_gives_it_some(
     assert left_empty(set(asking(board)) - of_a_story, views(board, ask, world, MAIN)) == set()
 
 
-FILLED = [
-    (board, story) for board in BOARDS.values() for story in dict.fromkeys(p.fills for p in board.panels()) if story
-]
-
-
 @pytest.mark.parametrize(("board", "story"), FILLED, ids=lambda value: getattr(value, "name", value))
 def test_the_story_that_a_panel_names_fills_it(board: Board, story: str, ask: Ask, world: World) -> None:
     wanted = {panel.title for panel in board.panels() if panel.fills == story}
@@ -122,7 +111,7 @@ def test_the_story_that_a_panel_names_fills_it(board: Board, story: str, ask: As
 
 
 @OF_BOARDS
-@pytest.mark.parametrize("cluster", ["blind", "unpriced", "no such cluster"])
+@pytest.mark.parametrize("cluster", [*ODD, "no such cluster"])
 def test_a_blind_fleet_and_one_without_prices_or_without_anything_break_nothing(
     board: Board, cluster: str, ask: Ask, world: World
 ) -> None:

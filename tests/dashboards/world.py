@@ -11,7 +11,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from multiprocessing import get_context
@@ -84,14 +84,17 @@ def stories() -> tuple[Story, ...]:
 
 
 @contextmanager
-def world(folder: Path, *, end: float = END, told: Iterable[Story] | None = None) -> Iterator[World]:
-    """Start it; `told`: only these stories, and nothing of the scheduler and of last week."""
+def world(
+    folder: Path, *, end: float = END, clusters: Container[str] | None = None, told: Iterable[Story] | None = None
+) -> Iterator[World]:
+    """Start it with these clusters; None: all. `told`: these stories, and nothing of the scheduler and of last week."""
     began = end - SHOWN
     with prometheus(folder) as past:
         if told is None:
             past.write(week("fleet", start=end - HISTORY, end=began))
             past.write(pages("fleet", start=began, end=end))
-        nodes = _played(tuple(told or stories()), end=end, url=past.url)
+        wanted = told or (story for story in stories() if clusters is None or story.cluster in clusters)
+        nodes = _played(tuple(wanted), end=end, url=past.url)
         past.record(rules(), start=end - LONGEST, end=end, since={"fleet": began})
         yield World(past, end, _by_cluster(nodes, end))
 
