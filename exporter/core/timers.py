@@ -29,9 +29,10 @@ from the host than went to it, and kernels that fill the SMs used it; in the las
 even; and for a part of it, it was evenly partial, with kernels that leave SMs idle: they wait for the CPU that
 launches them."""
 NO_SIGNS: frozenset[str] = frozenset()
-_LAUNCHES_SHARE, _LAUNCHES_SPREAD = 0.1, 0.12
-"""E: share of a minute that must be so, and how much engine activity may vary in it. The edges between work and waiting
-are less, and waiting that differs from step to step varies more."""
+_LAUNCHES_SHARE, _LAUNCHES_SPREAD, _TENSOR_WORK = 0.1, 0.12, 1_000 * PPM
+"""E: share of a minute that must be so, how much engine activity may vary in it, and a second of tensor work at the
+peak. The edges between work and waiting are less, and waiting that differs from step to step varies more. Without
+tensor work such gaps have other causes: a renderer waits for its next frame."""
 
 
 @dataclass(slots=True, eq=False)
@@ -332,8 +333,10 @@ class GpuTimers:
             and mean >= policy.input_engine * PPM
             and self.sm_sum >= policy.small_kernel_share * self.engine_sum
         )
-        launches = self.gapped >= _LAUNCHES_SHARE * self.seen and (
-            even or _spread(self.gapped_sum, self.gapped_squares, self.gapped) <= _LAUNCHES_SPREAD
+        launches = (
+            self.tensor_work >= _TENSOR_WORK
+            and self.gapped >= _LAUNCHES_SHARE * self.seen
+            and (even or _spread(self.gapped_sum, self.gapped_squares, self.gapped) <= _LAUNCHES_SPREAD)
         )
         return frozenset(compress((STARVED, STEADY, LAUNCHES), (starved, even, launches)))
 

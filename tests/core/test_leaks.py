@@ -187,22 +187,26 @@ def test_a_slow_host_shows_as_even_gaps_that_are_short_or_between_small_kernels(
     assert shares["host_overhead" if host else "unattributed_stall"] == pytest.approx(1 - engine)
 
 
-@pytest.mark.parametrize(("sm", "seconds", "engines", "host"), [
-    (0.5, 12, (0.5, 0.5), True),
-    (0.7, 12, (0.5, 0.5), False),
-    (0.5, 5, (0.5, 0.5), False),
-    (0.5, 12, (0.31, 0.89), False),
-    (0.5, 12, (0.2, 0.2), False),
+@pytest.mark.parametrize(("sm", "seconds", "engines", "tensor", "host"), [
+    (0.5, 12, (0.5, 0.5), 0.02, True),
+    (0.7, 12, (0.5, 0.5), 0.02, False),
+    (0.5, 5, (0.5, 0.5), 0.02, False),
+    (0.5, 12, (0.31, 0.89), 0.02, False),
+    (0.5, 12, (0.2, 0.2), 0.02, False),
+    (0.5, 12, (0.5, 0.5), 0.0, False),
 ])  # fmt: skip
 def test_steps_of_small_kernels_between_others_wait_for_their_launches(
-    sm: float, seconds: int, engines: tuple[float, float], host: bool
+    sm: float, seconds: int, engines: tuple[float, float], tensor: float, host: bool
 ) -> None:
-    """In a minute some seconds have even gaps between kernels that leave SMs idle; in the others the GPU is busy."""
-    ledger, busy = Ledger(), WORKING | {"gr_engine_active": 1.0}
+    """In a minute some seconds have even gaps between kernels that leave SMs idle; in the others the GPU is busy.
+
+    Kernels of a job without any tensor work, as a renderer's, wait for something else.
+    """
+    ledger, busy = Ledger(), WORKING | {"gr_engine_active": 1.0, "tensor_active": 20 * tensor}
     advance(ledger, first([device()], [held(gpus=2, start=-60.0)]))
     for at in range(1, 181):
         engine = engines[at % 2]
-        small = {"gr_engine_active": engine, "sm_active": sm * engine, "tensor_active": 0.02, "dram_active": 0.05}
+        small = {"gr_engine_active": engine, "sm_active": sm * engine, "tensor_active": tensor, "dram_active": 0.05}
         advance(ledger, seen(at, reading(at - 1, at, busy | (small if (at - 1) % 60 < seconds else {}))))
         if at == 120:
             before = ledger.gpus["GPU-0"].book.parts[HOST_OVERHEAD]
