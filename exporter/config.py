@@ -320,9 +320,10 @@ class GatewaySettings(Struct, frozen=True, forbid_unknown_fields=True):
     """Unix socket on which it serves all users of this host; `gpu-efficiency report` finds it here."""
     nodes: tuple[str, ...] = ()
     """Addresses of the nodes' daemons. {node} in one stands for each node on which the user's jobs ran, by sacct:
-    http://{node}:19400."""
+    https://{node}:19400."""
     header_file: str = ""
-    """File with the header lines to send to the nodes, such as Authorization; empty: none."""
+    """File with the header lines to send to the nodes, such as Authorization; all of them must then be https.
+    Empty: none."""
     ca_file: str = ""
     """Certificate authority of the nodes, if they have TLS with a private one; empty: the system's."""
     proxy_user: str = ""

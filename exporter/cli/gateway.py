@@ -94,12 +94,18 @@ class _Nodes:
         settings = config.gateway
         self._urls = tuple(complete_url(url) for url in settings.nodes)
         if not self._urls:
-            raise ConfigError('gateway.nodes: names none; example: ["http://{node}:19400"]')
+            raise ConfigError('gateway.nodes: names none; example: ["https://{node}:19400"]')
         for url in self._urls:
             if urlsplit(url).scheme not in ("http", "https"):
                 raise ConfigError(f"gateway.nodes: {url!r} is not like http://node7:19400")
         lines = [f"@{settings.header_file}"] if settings.header_file else []
         self._headers = parse_headers(lines, key="gateway.header_file")
+        plain = next((url for url in self._urls if urlsplit(url).scheme == "http"), "")
+        if self._headers and plain:
+            raise ConfigError(
+                f"gateway.nodes: {plain!r} is not https: whoever listens there, such as a user's job while no daemon"
+                " runs, would get the credentials of gateway.header_file"
+            )
         self._ca_file = Path(settings.ca_file) if settings.ca_file else None
         try:
             client_context(settings.ca_file or None)
@@ -111,9 +117,13 @@ class _Nodes:
         """Return what the nodes have of the user's jobs. Raises GatewayError."""
         try:
             urls = self._urls_for(wanted, user)
-            found = fetch_records(urls, wanted, headers=self._headers, ca_file=self._ca_file, max_bytes=_MAX_BYTES)
+            found = fetch_records(
+                urls, wanted, headers=self._headers, ca_file=self._ca_file, ca_key="gateway.ca_file",
+                max_bytes=_MAX_BYTES,
+            )  # fmt: skip
         except (NodeQueryError, SlurmUnavailableError) as err:
-            log.warning("a request of %s was not answered: %s", user, err)
+            # By the name that the nodes export: with hashed names, the log has no other.
+            log.warning("a request of %s was not answered: %s", wanted.user, str(err).replace(user, wanted.user))
             raise GatewayError(str(err)) from err
         return FoundRecords(records=found.records, unanswered=found.unanswered, notes=found.notes, cut=found.cut)
 

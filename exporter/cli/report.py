@@ -169,8 +169,8 @@ def _from_this_node(
 ) -> tuple[Iterable[AnyInput | JobRecord], RecordSources]:
     """Read this node's store for ended jobs and its daemon for running ones; one of them suffices.
 
-    Without a store, such as on a login node, ask a gateway if there is one. Only then: root's epilog on a node, and
-    whoever else reads that node's own store, is not to be told of his own jobs alone.
+    Without a store that can be read, such as on a login node, ask a gateway if there is one. Only then: root's epilog
+    on a node, and whoever else reads that node's own store, is not to be told of his own jobs alone.
     """
     config = read_config(args)
     path = _default_store(config)
@@ -182,7 +182,7 @@ def _from_this_node(
         except GatherError as err:
             why = f"{err}; "
     recent = wanted if stored is None else replace(wanted, since=max(wanted.since, time.time() - _RECENT_SECONDS))
-    asks_gateway = path is None and Path(config.gateway.socket).is_socket()
+    asks_gateway = stored is None and Path(config.gateway.socket).is_socket()
     response = _fetch([f"{UNIX}{config.gateway.socket}" if asks_gateway else _daemon_address(config)], recent, args)
     if stored is None and response.unanswered:
         raise GatherError(
@@ -448,7 +448,7 @@ def _reports_from_records(args: argparse.Namespace, at: float) -> list[JobReport
 
 def _report_from_records(args: argparse.Namespace, name: str, at: float) -> JobReport:
     job, step = split_step(name)
-    wanted = JobRecordQuery(job_id=job, since=at - args.since, until=at)
+    wanted = JobRecordQuery(job_id=job, since=at - args.since, until=at, limit=_MAX_RECORDS)
     gather = _wait_for_end if args.wait else _gather_records
     records, sources = gather(args, wanted)
     named = find_named(job, _identities(records))

@@ -248,6 +248,9 @@ def _new_nodes(run: ClusterJob, before: _JobBefore | None) -> tuple[str, ...]:
     """Return the nodes on which the job was not yet at the last answer."""
     if not run.running:
         return ()
-    if before is None or not before.running or before.restarts != run.restarts:
+    if before is None or not before.running:
+        return run.nodes
+    # A job of Kubernetes restarts pod by pod while its other pods run on.
+    if before.restarts != run.restarts and before.ran.started != run.started:
         return run.nodes
     return tuple(name for name in run.nodes if name not in before.ran.nodes)

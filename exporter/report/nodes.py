@@ -5,6 +5,8 @@ A daemon that does not answer is listed with the reason; a report then lacks onl
 """
 
 import ssl
+import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -26,8 +28,12 @@ TIMEOUT_SECONDS = 10.0
 UNIX = "unix:"
 GATEWAY_SECONDS = 120.0
 """How long a gateway may take, which asks many nodes."""
+_ANSWER_SECONDS = 30.0
+"""How long the whole answer of one node may take, however evenly it comes."""
 _DETAIL_CHARS = 500
 _MAX_PARALLEL = 16
+_UNCOMPRESSED = {"Accept-Encoding": "identity"}
+"""A few bytes of gzip may hold more than the memory, before any of it is counted."""
 _MAX_BYTES = 64 << 20
 _MAX_RECORDS = 5000
 """Limit of the API for one response."""
@@ -71,10 +77,19 @@ class _Problem(Struct, frozen=True):
     detail: str
 
 
-class _Budget(Struct):
-    """Bytes that the nodes may still send, all together."""
+class _Budget:
+    """Bytes that the nodes may still send, all together; several threads take from it."""
 
-    left: float
+    def __init__(self, limit: float) -> None:
+        self.limit = self._left = limit
+        self._lock = threading.Lock()
+
+    def take(self, count: int) -> None:
+        """Raise _TooMuch if no more so many are left."""
+        with self._lock:
+            self._left -= count
+            if self._left < 0:
+                raise _TooMuch
 
 
 class _TooMuch(Exception):  # noqa: N818  as below
@@ -91,15 +106,20 @@ def fetch_records(
     *,
     headers: Mapping[str, str] | None = None,
     ca_file: Path | None = None,
+    ca_key: str = "--ca-file",
     max_bytes: float = inf,
 ) -> NodeRecords:
-    """Return the records of all nodes that answer. Raises NodeQueryError if `ca_file` cannot be read.
+    """Return the records of all nodes that answer. Raises NodeQueryError if `ca_file`, set by `ca_key`, is unreadable.
 
     With `max_bytes`, which all nodes together may send, each is asked once, and the result may be `cut`.
     """
     budget = _Budget(max_bytes)
     with (
-        httpx.Client(timeout=TIMEOUT_SECONDS, headers=dict(headers or {}), verify=_tls_verification(ca_file)) as client,
+        httpx.Client(
+            timeout=TIMEOUT_SECONDS,
+            headers=_UNCOMPRESSED | dict(headers or {}),
+            verify=_tls_verification(ca_file, ca_key),
+        ) as client,
         ThreadPoolExecutor(max_workers=_MAX_PARALLEL) as pool,
     ):
         answers = list(pool.map(lambda url: _fetch_node(client, url.rstrip("/"), wanted, budget), dict.fromkeys(urls)))
@@ -119,13 +139,13 @@ def query_parameters(wanted: JobRecordQuery) -> dict[str, str]:
     return filters | times | {"limit": str(min(wanted.limit, _MAX_RECORDS))}
 
 
-def _tls_verification(ca_file: Path | None) -> ssl.SSLContext | bool:
+def _tls_verification(ca_file: Path | None, key: str) -> ssl.SSLContext | bool:
     if ca_file is None:
         return True
     try:
         return client_context(f"{ca_file}")
     except (OSError, ssl.SSLError) as err:
-        raise NodeQueryError(f"--ca-file {ca_file}: no certificate can be read of it: {err}") from err
+        raise NodeQueryError(f"{key} {ca_file}: no certificate can be read of it: {err}") from err
 
 
 # -- one node --
@@ -166,7 +186,7 @@ def _client_of(url: str, client: httpx.Client) -> Iterator[httpx.Client]:
 def _fetch_pages(client: httpx.Client, url: str, wanted: JobRecordQuery, budget: _Budget) -> list[_RecordsResponse]:
     """Return all pages; splits the time range into halves while a response is truncated, if there is no budget."""
     page = _request(client, url, query_parameters(wanted), budget)
-    if isfinite(budget.left):
+    if isfinite(budget.limit) or wanted.job_id:  # a part of a job's time has as many records as the whole
         return [page]
     until = wanted.until if isfinite(wanted.until) else page.at
     incomplete = page.cut or len(page.receipts) >= _MAX_RECORDS
@@ -181,19 +201,22 @@ def _request(client: httpx.Client, url: str, params: Mapping[str, str], budget: 
     """Send one request. Raises _NoAnswer, _TooMuch."""
     name = redact_secrets(url)
     content = bytearray()
-    host = "http://localhost" if url.startswith(UNIX) else url
+    host, seconds = ("http://localhost", GATEWAY_SECONDS) if url.startswith(UNIX) else (url, _ANSWER_SECONDS)
+    until = time.monotonic() + seconds
     try:
         with client.stream("GET", f"{host}/api/v1/receipts", params=dict(params)) as response:
-            for chunk in response.iter_bytes():
+            if response.headers.get("Content-Encoding", "identity") != "identity":
+                raise _NoAnswer(f"{name} compresses its answer, although it was asked not to: is it a daemon of ours?")
+            for chunk in response.iter_raw():
                 content += chunk
-                budget.left -= len(chunk)
-                if budget.left < 0:
-                    raise _TooMuch
+                budget.take(len(chunk))
+                if time.monotonic() > until:
+                    raise _NoAnswer(f"{name} gave no whole answer within {seconds:g} s")
                 if len(content) > _MAX_BYTES:
                     raise _NoAnswer(f"{name} answered with more than {_MAX_BYTES >> 20} MiB: is it a daemon of ours?")
     except httpx.TimeoutException as err:
-        seconds = GATEWAY_SECONDS if url.startswith(UNIX) else TIMEOUT_SECONDS
-        raise _NoAnswer(f"{name} gave no answer within {seconds:g} s") from err
+        waited = GATEWAY_SECONDS if url.startswith(UNIX) else TIMEOUT_SECONDS
+        raise _NoAnswer(f"{name} gave no answer within {waited:g} s") from err
     except (httpx.HTTPError, httpx.InvalidURL) as err:
         reason = redact_secrets(str(err)) or type(err).__name__
         raise _NoAnswer(f"{name} cannot be reached ({reason})") from err

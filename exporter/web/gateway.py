@@ -32,7 +32,9 @@ _WAIT_SECONDS = 20.0
 _NAME = re.compile(r"[!-+\--~]{1,256}")
 """A user's name in the proxy's header: no blank, and no comma, which is between the values of a repeated header."""
 _OVERFLOW_UID = Path("/proc/sys/kernel/overflowuid")
-"""The uid that stands for all that the kernel cannot name here, such as those of another user namespace."""
+"""Has the uid that stands for all that the kernel cannot name here, such as those of another user namespace."""
+_DEFAULT_OVERFLOW_UID = 65534
+"""The kernel's own; systemd's `ProcSubset=pid` hides the file."""
 
 
 class GatewayError(Exception):
@@ -73,8 +75,12 @@ class Identity(Struct, frozen=True, kw_only=True):
 
 def _user_name(uid: int) -> str:
     try:
-        return "" if uid == int(_OVERFLOW_UID.read_text(encoding="ascii")) else pwd.getpwuid(uid).pw_name
-    except (KeyError, OSError):
+        overflow = int(_OVERFLOW_UID.read_text(encoding="ascii"))
+    except OSError:
+        overflow = _DEFAULT_OVERFLOW_UID
+    try:
+        return "" if uid == overflow else pwd.getpwuid(uid).pw_name
+    except KeyError:
         return ""
 
 
@@ -125,7 +131,8 @@ def _own_records(fetch: Fetch, query: ReceiptQuery, true_name: str, user: str) -
     texts, cut = encode_records(newest_first(own)[: query.limit])
     body = {
         "node": "", "host": "", "at": time.time(), "kept": True,
-        "cut": cut or found.cut, "notes": (*found.unanswered, *found.notes), "receipts": texts,
+        "cut": cut or found.cut or len(own) > query.limit,
+        "notes": (*found.unanswered, *found.notes), "receipts": texts,
     }  # fmt: skip
     return make_response(encode_json(body), JSON)
 

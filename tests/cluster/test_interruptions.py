@@ -282,6 +282,22 @@ def test_a_pod_gives_way_to_one_of_higher_priority_on_its_node() -> None:
     assert found.jobs == {("ml", "preempted", "requeued"): 1}
 
 
+def test_a_job_whose_pods_are_replaced_one_by_one_took_only_the_node_that_is_new() -> None:
+    """A pod of the urgent job moves from n2 to n3; on n1 it was before, so who preempted there is unknown."""
+
+    def urgent(*nodes: str, restarts: int = 0) -> ClusterJob:
+        gpus = dict.fromkeys(nodes, 4)
+        return ClusterJob("a", "ml", gpus, nodes, running=True, started=100, priority=1, restarts=restarts)
+
+    victim = ClusterJob("b", "ml", {"n1": 4}, ("n1",), running=True, started=100)
+    evicted = ClusterJob("b", "ml", restarts=1, cause="preempted", left=200)
+    found = Interruptions()
+    for at, jobs in enumerate(([urgent("n1", "n2"), victim], *[[urgent("n1", "n3", restarts=1), evicted]] * 2)):
+        found.update_jobs(jobs, at=150.0 + 60 * at)
+    assert found.jobs == {("ml", "preempted", "requeued"): 1}
+    assert [each.by_job_id for each in found.latest] == ["unknown"]
+
+
 def test_combinations_that_come_and_go_do_not_add_series_for_ever() -> None:
     found = Interruptions()
     found.update_nodes(Nodes(tuple(GOOD), TIERS))

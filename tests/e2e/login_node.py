@@ -36,9 +36,9 @@ def serving(words: list[str], said: Path, path: Path) -> Iterator[None]:
         assert "Traceback" not in program.log()
 
 
-def report(uid: int, path: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """What `gpu-efficiency report` says to a user of a host that has a gateway at `path` and no store."""
-    env = environment(GPU_EFFICIENCY_GATEWAY_SOCKET=f"{path}", GPU_EFFICIENCY_HISTORY_FILE="")
+def report(uid: int, path: Path, *words: str, store: str = "") -> subprocess.CompletedProcess[str]:
+    """What `gpu-efficiency report` says to a user of a host that has a gateway at `path` and that store, or none."""
+    env = environment(GPU_EFFICIENCY_GATEWAY_SOCKET=f"{path}", GPU_EFFICIENCY_HISTORY_FILE=store)
     return subprocess.run(
         [sys.executable, "-c", _AS_USER, f"{uid}", "report", "--quiet", *words],
         env=env, capture_output=True, text=True, timeout=PATIENCE, check=False,

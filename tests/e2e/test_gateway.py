@@ -76,6 +76,14 @@ def test_the_command_of_a_summary_works_on_a_login_node(node: Daemon, folder: Pa
         assert report(0, path, own).returncode == 1, "root is a user like the others"
 
 
+def test_a_user_who_may_not_read_the_hosts_own_store_asks_the_gateway(node: Daemon, folder: Path) -> None:
+    """The package's daemon made it, on a login node that has its unit too."""
+    (folder / "own").mkdir(mode=0o700)
+    with gateway(folder, f'nodes = ["{node.url}"]') as path:
+        done = report(ADA, path, job_of(node, "ada"), store=f"{folder}/own/history.db")
+        assert done.returncode == 0, done.stderr
+
+
 def test_totals_are_of_the_users_own_jobs_and_say_so(node: Daemon, folder: Path) -> None:
     with gateway(folder, f'nodes = ["{node.url}"]') as path:
         done = report(ADA, path, "--all", "--by", "user", "--json")
@@ -119,10 +127,13 @@ def test_without_the_gateway_the_reason_is_that(folder: Path) -> None:
         (('nodes = ["n1:1"]', '[privacy]\nusers = "drop"'), "no job is known to be one's own"),
         (('nodes = ["n1:1"]', 'header_file = "/nowhere"'), "gateway.header_file: /nowhere: cannot be read"),
         (('nodes = ["n1:1"]', 'ca_file = "/nowhere"'), "gateway.ca_file: /nowhere"),
+        (('nodes = ["https://n1:1", "n2:1"]', 'header_file = "HEADER"'), "gateway.nodes: 'http://n2:1' is not https"),
     ],
 )
 def test_what_cannot_be_used_is_said_at_the_start(folder: Path, lines: tuple[str, ...], why: str) -> None:
-    (folder / "config.toml").write_text("\n".join((f'[gateway]\nsocket = "{folder}/gateway.sock"', *lines)))
+    (folder / "HEADER").write_text("Authorization: Basic eA==\n")
+    text = "\n".join((f'[gateway]\nsocket = "{folder}/gateway.sock"', *lines))
+    (folder / "config.toml").write_text(text.replace("HEADER", f"{folder}/HEADER"))
     words = command("gateway", "--config", f"{folder}/config.toml")
     done = subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert (done.returncode, why in done.stderr) == (2, True), done.stderr

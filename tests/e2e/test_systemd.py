@@ -5,13 +5,14 @@ own; an index of packages, for the wheel's dependencies are those of the tests; 
 machine has no such controller in its unified hierarchy, which then are not kept.
 """
 
+import json
 from collections.abc import Iterator
 
 import pytest
 
 from tests.e2e.running import Page
 from tests.systemd.bounds import CHANGES, GRANTED, REFUSED
-from tests.systemd.installed import CLUSTER, CONFIG, UNIT, Node, blocks, wheel
+from tests.systemd.installed import CLUSTER, CONFIG, GATEWAY, UNIT, Node, blocks, wheel
 from tests.systemd.machine import MISSING, Machine, MachineError
 from tests.waiting import wait_for
 
@@ -212,6 +213,19 @@ def test_json_lines_come_to_the_journal(node: Node) -> None:
     lines = [line for line in node.said().splitlines() if '"serving http' in line]
     assert lines
     assert lines[-1].startswith('{"time": ')
+
+
+def test_the_gateways_unit_knows_who_asks(node: Node) -> None:
+    for block in blocks("Users of a login node"):
+        node.follow(block)
+    node.configure('[gateway]\nnodes = ["localhost:19400"]\n')
+    node.machine.run("systemctl", "start", GATEWAY)
+    sock, url = "/run/gpu-efficiency/gateway.sock", "http://localhost/api/v1/receipts"
+    wait_for(node.machine.path(sock).is_socket, "it listens")
+    words = ("setpriv", "--reuid", "games", "--clear-groups", "curl", "--silent", "--unix-socket", sock, url)
+    records = json.loads(node.machine.run(*words))["receipts"]
+    assert {each["owner"]["user"] for each in records} <= {"games"}
+    node.machine.run("systemctl", "stop", GATEWAY)
 
 
 def test_an_upgrade_and_the_way_out_leave_nothing_behind(node: Node) -> None:

@@ -20,6 +20,7 @@ from tests.systemd.machine import SITE, Machine, have
 from tests.waiting import wait_for
 
 UNIT, CLUSTER = "gpu-efficiency.service", "gpu-efficiency-cluster.service"
+GATEWAY = "gpu-efficiency-gateway.service"
 CONFIG = "/etc/gpu-efficiency/config.toml"
 DROP_INS = "/opt/gpu-efficiency/share/gpu-efficiency/systemd/drop-ins"
 _UNIT_FOLDER = "/etc/systemd/system/gpu-efficiency.service.d"

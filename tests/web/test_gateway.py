@@ -183,6 +183,25 @@ def test_who_has_no_name_is_told_nothing(folder: Path, uid: int, monkeypatch: py
         assert gate.get(uid).status_code == 403
 
 
+def test_where_systemd_hides_what_the_kernel_calls_nobody_users_are_known(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`ProcSubset=pid` of the unit leaves no /proc/sys."""
+    monkeypatch.setattr(gateway, "_OVERFLOW_UID", folder / "absent")
+    monkeypatch.setitem(USERS, 65534, "nobody")
+    with gateway_of(folder) as gate:
+        assert gate.jobs(ADA) == ["41"]
+        assert gate.get(65534).status_code == 403
+
+
+def test_more_records_than_were_asked_for_are_cut_and_it_is_said(folder: Path) -> None:
+    def fetch(_wanted: JobRecordQuery, _user: str) -> FoundRecords:
+        return FoundRecords(records=tuple(record(f"{n}", "ada") for n in range(3)))
+
+    with gateway_of(folder, fetch) as gate:
+        assert [gate.get(ADA, limit=f"{limit}").json()["cut"] for limit in (2, 3)] == [True, False]
+
+
 def test_over_tcp_nobody_is_known() -> None:
     sock = listen("127.0.0.1", 0)
     port = sock.getsockname()[1]

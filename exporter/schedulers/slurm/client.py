@@ -90,8 +90,9 @@ class Commands:
         except subprocess.TimeoutExpired as err:
             _kill(child)
             child.communicate()
+            server = "slurmdbd" if command_line.startswith("sacct") else "slurmctld"
             raise SlurmUnavailableError(
-                f"{command_line}: no answer within {self._timeout:g} s: is slurmctld up and reachable from here?"
+                f"{command_line}: no answer within {self._timeout:g} s: is {server} up and reachable from here?"
             ) from err
         finally:
             with self._lock:
