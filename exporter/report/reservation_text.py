@@ -62,7 +62,7 @@ def _verdict(gpu_type: GpuTypeAdvice) -> tuple[str, ...]:
                 " reservation if it is in use for a larger share of the time than the quotient of the two"
             ),
         )
-    break_even = f"(a GPU pays that is in use for more than {format_percent(reserved / on_demand)} of the time)"
+    break_even = f"(reserving a GPU pays if it is in use more than {format_percent(reserved / on_demand)} of the time)"
     return (
         f"reserve {allocated.reserve}: {_cost_text(allocated, allocated.reserve, gpu_type)} {break_even}",
         f"of each week alone: {', '.join(map(str, allocated.reserve_by_week))}",
@@ -92,7 +92,7 @@ def _cost_table(gpu_type: GpuTypeAdvice, known_hours: float) -> ReportTable:
     shown = {*range(0, highest + 1, step), highest, allocated.reserve or 0, min(paid, highest)}
     priced = ("reserved", "on demand", "in all", "change") if allocated.costs else ()
     rows = tuple(_cost_row(gpu_type, count, known_hours) for count in sorted(shown))
-    return ReportTable(head=("Reserve", "the last one in use", *priced), rows=rows)
+    return ReportTable(head=("Reserve", "use of the last GPU", *priced), rows=rows)
 
 
 def _cost_row(gpu_type: GpuTypeAdvice, count: int, known_hours: float) -> TableRow:

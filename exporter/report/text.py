@@ -44,7 +44,7 @@ ADVICE_TITLE = "What to do first"
 _PLUGINS = {"inspector": "NCCL Inspector", "comma": "CoMMA"}
 _FAILURE_LABELS = {
     "hung": "hung", "zombie": "zombie (its idle_allocation)", "xid": "critical errors (Xid)",
-    "unavailable": "unavailable", "restart": "restarts, and what recovery took", "rework": "steps made again",
+    "unavailable": "unavailable", "restart": "restarts, and what recovery took", "rework": "repeated steps",
 }  # fmt: skip
 
 
@@ -309,7 +309,7 @@ def _training_rows(training: TrainingSummary, report: JobReport) -> Iterator[tup
     yield "goodput", format_percent(training.goodput)
     yield "time by phase", ", ".join(f"{phase} {format_percent(share)}" for phase, share in training.phases.items())
     yield "steps", format_amount(training.steps)
-    yield "steps repeated", format_amount(training.rework_steps)
+    yield "repeated steps", format_amount(training.rework_steps)
     yield "progress (steps not repeated)", format_percent(training.progress)
     yield "tokens", format_amount(training.tokens)
     yield "tokens a second", format_amount(training.tokens_per_second)
