@@ -30,9 +30,9 @@ def lines(records: Mapping[str, Record], page: str) -> Iterator[str]:
         where = f"([how]({page}#against-an-independent-simulator))"
         yield (
             f"- **Leaks, from counters alone: of 100 simulated GPU-hours of training, "
-            f"{wrong.removeprefix('mean ')} are booked to a wrong leak.** For another "
-            f"{residual.removeprefix('mean ')} the simulator knows the cause, but the daemon reports only a leak that "
-            f"names none, such as `unattributed_stall` {where}."
+            f"{wrong.removeprefix('mean ')} are booked to a wrong leak.** Another "
+            f"{residual.removeprefix('mean ')} are booked to a leak without a cause, such as `unattributed_stall`, "
+            f"although the simulator knows the cause {where}."
         )
         yield f"- **Hangs, from counters alone: precision {precision}, recall {recall}** in simulated jobs {where}."
 

@@ -193,7 +193,7 @@ A leak is a reason why paid GPU time was not useful work. The label `leak` has t
 
 This page sorts 17 of the 24 leaks into twelve *kinds* known from the literature; the other seven leaks are
 [below](#the-other-seven-leaks). `gpu-efficiency leaks` prints the same in a terminal, and `gpu-efficiency leaks --json`
-prints it for programs. All three are generated from one table, `exporter/core/leak_guide.py`.
+prints it for programs. This page and both outputs are generated from one table, `exporter/core/leak_guide.py`.
 
 The layer is the ratio that a leak lowers: `gau` (occupied / observed), `ectr` (computing / occupied) or `emfu` (useful
 / (computing - `unresolved`)). [README](../README.md) and [accounting](accounting.md) define these times. In short, a
@@ -202,21 +202,26 @@ GPU that its job never needs is not occupied either. An occupied GPU is *computi
 
 The role is who can usually act. It is not the label `team`, which your workload rules set. *platform* runs the cluster,
 *scheduling* decides who gets which GPU, *training* and *serving* run jobs and servers, *model* writes the model's code,
-*data* supplies the input. [What each leak is](#what-each-leak-is) stands below.
+*data* supplies the input. [What each leak is](#what-each-leak-is) stands below. In the table, *held* GPUs are allocated
+to a job or a server, and *free* ones are unallocated.
 
 | # | kind | layer | role | leaks | do first |
 |---|---|---|---|---|---|"""
 _WHAT_HEAD = """
 ## What each leak is
 
+For a job that does not use the tensor cores, *tensor work* means the work of its FP64 or FP32 pipe. After a crash,
+`failure_recovery` begins with the restart. Until then the GPU is `idle_allocation` if it is unallocated, and otherwise
+mostly `unattributed_stall`.
+
 | # | leak | what it is |
 |---|---|---|"""
 _EXPECT_HEAD = """
 ## What to expect
 
-How many of 100 paid GPU-hours each kind takes. Every range is an estimate of this project: most fleets should lie
-within it. Keys in brackets name the [publications](#literature) on which a range is based. (E) marks a range that this
-project's authors judged without a publication. Each publication measured a single system, and some measured another
+The table shows how many of 100 paid GPU-hours each kind takes. Every range is an estimate of this project: most fleets
+should lie within it. Keys in brackets name the [publications](#literature) on which a range is based. (E) marks a range
+that rests on the authors' judgement alone. Each publication measured a single system, and some measured another
 quantity, so no range is copied unchanged from a publication.
 
 | # | kind | training | inference |
@@ -230,7 +235,7 @@ Names with a colon are recorded by the rules in `alerts/*.yaml`, which Prometheu
 alert exists. In names, `ofu` (overall FLOPs utilization) is the share of the dense tensor peak that the GPU delivered:
 tensor activity x (the GPU's clock / the clock for which the peak is specified).
 
-| evidence | where the time of the leak comes from |
+| evidence | how the daemon knows the time |
 |---|---|
 | measured | hardware counters and the scheduler |
 | estimated | hardware counters, by a formula or by indicators |
@@ -238,18 +243,19 @@ tensor activity x (the GPU's clock / the clock for which the peak is specified).
 | engine | the metrics of the serving engine |
 
 An estimate has bounds: [what is an estimate](accounting.md#what-is-an-estimate). Job reports name a fifth evidence,
-*calibrated*, for `exposed_communication` alone. That is an estimate too, but with SM activities of this job instead of
-assumed ones. The daemon measures them itself if its readings take at most 250 ms
-(`sampling.interval_seconds = 0.1`, for instance; the default is 1).
+*calibrated*, for `exposed_communication` alone. That is an estimate too, but with the SM activities of this job's
+communicating and computing kernels instead of assumed ones. The daemon measures these if it reads the counters at least
+every 250 ms, for instance with `sampling.interval_seconds = 0.1` (the default is 1). With longer readings it can
+measure them only if the job does nothing but exchange data in some of them.
 
 Some leaks can be seen only in a job's reports or in an engine's metrics. Without these, such a leak stays at 0. Its
 time then counts as a leak that counters can show (mostly `unattributed_stall`, `memory_bound`, `low_parallelism` or
-`other_compute`) or as `useful`. Four leaks are estimated from counters until the job reports them: `checkpoint`,
+`other_compute`) or as `useful`. Four others are estimated from counters until the job reports them: `checkpoint`,
 `data_stall`, `pipeline_bubble` and `exposed_communication`.
 
-A server that works without speculative decoding has no leak for that. But half of its memory-bound time is also
-counted in `gpu_efficiency_job_advice_seconds_total{advice="speculative_decoding"}`: a hint that speculative decoding
-might save it.
+The absence of speculative decoding is not a leak. As a hint of what it might save,
+`gpu_efficiency_job_advice_seconds_total{advice="speculative_decoding"}` counts half of such a server's `memory_bound`
+time. This time stays in `memory_bound`.
 
 | # | metric to watch | series | evidence | signals needed | runbook |
 |---|---|---|---|---|---|"""

@@ -87,7 +87,7 @@ LEAK_GUIDE: tuple[LeakGuideEntry, ...] = (
         inference=ExpectedLoss(20, 55, ("pope2022", "roofline"))),
     LeakGuideEntry(2, "idle allocation", ("gau",), "platform",
         rows=("idle_allocation",),
-        watch="share of GPU-hours that are unoccupied (1 - GAU), and this leak's share of paid time",
+        watch="unoccupied share of the observed GPU-hours (1 - GAU); this leak's share of the paid GPU-hours",
         series=(
             "cluster:gpu_efficiency_unoccupied:ratio_rate5m",
             'cluster_leak:gpu_efficiency_share:ratio_rate5m{leak="idle_allocation"}',
@@ -144,8 +144,8 @@ LEAK_GUIDE: tuple[LeakGuideEntry, ...] = (
         watch="share of a step in which a pipeline stage has nothing to compute",
         series=("job:gpu_efficiency_bubble:ratio", f'{_SHARE}{{leak="pipeline_bubble"}}'),
         evidence=("reported", "estimated"),
-        needs="the job's report: its stages, microbatches and schedule, or the time in phase `bubble`; or else several"
-        " stages on a node, whose GPUs wait in turn",
+        needs="the job's report: its stages, microbatches and schedule, or the time in phase `bubble`. Without it"
+        " only if several stages run on one node: from the pattern in which their GPUs wait one after the other",
         training=ExpectedLoss(0, 12, ("narayanan2021",)), inference=ExpectedLoss(0, 2)),
     LeakGuideEntry(8, "recomputation", ("emfu",), "training",
         rows=("recomputation",),

@@ -330,16 +330,16 @@ LEAKS: tuple[Leak, ...] = (
         takes_all_in=frozenset({State.UNAVAILABLE}),
         watch="unavailable seconds by reason", fix="repair or return the GPU; shorten drains", colour="#AF2C1F"),
     Leak("idle_allocation", "gau",
-        "the GPU is unallocated; or its job is a zombie, idle for longer than its workload class may be; or its server"
-        " has no requests",
+        "the GPU is unallocated; or it is a zombie (its job has been idle for longer than its workload class may be);"
+        " or its server has no requests",
         pools=(WAIT, SLACK), detector=detect_idle_allocation,
         takes_all_in=frozenset({State.UNALLOCATED, State.UNOWNED}),
         watch="share of GPU-hours that are unoccupied (1 - GAU)",
         fix="held: end the job or scale it down; free: run queued jobs, reserve less",
         colour="#DE6F0E"),
     Leak("hung", "ectr",
-        "the job makes no progress: its kernels only poll, or it crashes in every attempt; the idle GPU that the others"
-        " wait for is included",
+        "the job makes no progress: its kernels only spin (busy, without computing or moving data), or it crashes after"
+        " each restart; a GPU without a kernel for which the others spin is included",
         takes_all_in=frozenset({State.HUNG}), team="training",
         watch="time to detect, time to recover, goodput",
         fix="dump stacks on the culprit rank, then restart from the checkpoint",
@@ -376,12 +376,13 @@ LEAKS: tuple[Leak, ...] = (
         pools=(WAIT, SLACK), evidence="reported or estimated", balance=BUBBLE,
         detector=detect_pipeline_bubble, team="training",
         watch="bubble ratio", fix="more microbatches or interleaved stages", colour="#0B7D9E"),
-    Leak("kv_cache_wait", "ectr", "no kernel runs, although requests queue: the KV cache has no room for them",
+    Leak("kv_cache_wait", "ectr", "gaps between kernels while requests queue because the KV cache is full",
         pools=(WAIT,), evidence="engine", signs=(REPORTING,), team="serving",
         detector=lambda span, left: left if span.shares.kv_full else 0,
         watch="KV-cache use, preemptions", fix="quantise or page the KV cache; add a replica", colour="#DB6BC0"),
     Leak("batching", "ectr",
-        "waiting, in proportion to the batch slots that are empty while requests queue and the KV cache has room",
+        "a server's time without tensor work, multiplied by the share of batch slots that are empty although requests"
+        " queue and the KV cache has room",
         pools=(WAIT, SLACK), evidence="engine", signs=(REPORTING,), team="serving",
         detector=lambda span, left: left * span.shares.empty_slots // PPM,
         watch="batch fill, queue time", fix="continuous batching; raise the batch limit", colour="#BB4999"),
@@ -401,7 +402,8 @@ LEAKS: tuple[Leak, ...] = (
         watch="time in communication that no computation hides",
         fix="overlap with compute; place ranks closer; find the straggler",
         colour="#E3679F"),
-    Leak("prefill_decode_interference", "ectr", "the time by which prefills on the same GPU prolong decode steps",
+    Leak("prefill_decode_interference", "ectr",
+        "the time that prefills on the same GPU add to decode steps, of kernel time without tensor work",
         pools=(SLACK,), evidence="engine", signs=(REPORTING,), team="serving",
         detector=lambda span, left: left * span.shares.prefill_slowdown // PPM,
         watch="TTFT, inter-token p99", fix="chunked prefill, or prefill and decode on GPUs of their own",
@@ -414,8 +416,8 @@ LEAKS: tuple[Leak, ...] = (
         watch="memory and compute that the job uses", fix="bigger batches; a smaller GPU or MIG slice",
         colour="#016085"),
     Leak("other_compute", "emfu",
-        "the rest of kernel time without tensor work: kernels that fill most SMs and that DRAM bandwidth does not"
-        " limit",
+        "kernel time that no other leak explains: its kernels do no tensor work although they fill most SMs and DRAM"
+        " bandwidth does not limit them",
         pools=(SLACK,), detector=take_remainder, team="model",
         watch="tensor share of kernel time", fix="move the work to tensor cores; profile the top kernels",
         colour="#38A2DF"),
@@ -447,7 +449,8 @@ LEAKS: tuple[Leak, ...] = (
         team="training",
         watch="steps repeated per restart", fix="checkpoint more often", colour="#95B6FD"),
     Leak("oversized_allocation", "gau",
-        "the part of its GPU that a job on one GPU never needed, taken from the job's other leaks",
+        "of a job on one GPU: the share of the GPU beyond the smallest MIG slice that would hold the job; subtracted"
+        " from the job's other leaks, so that nothing counts twice",
         evidence="estimated", team="scheduling",
         watch="memory and compute that the job uses, and the smallest MIG slice that would hold it",
         fix="a MIG slice or a smaller GPU; several models on one GPU", colour="#FBAC16"),
