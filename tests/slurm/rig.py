@@ -277,7 +277,7 @@ class SlurmRig:
     def given(self, job: str, node: str | None = None) -> list[str]:
         """Return Slurm's indices of a job's GPUs on a node (default: the first)."""
         note = self.directory / f"given/prolog.{job}.{node or self.nodes[0]}"
-        wait_for(note.exists, f"the prolog of job {job} has run")
+        self._until(note.exists, f"the prolog of job {job} has run", job)
         return [index for index in note.read_text().strip().split(",") if index]
 
     def ended(self, job: str, node: str | None = None) -> bool:
