@@ -83,6 +83,7 @@ def test_steps_come_and_go_and_the_job_keeps_all_its_gpus(here: Site) -> None:
 
 @on_both
 def test_a_gpu_without_a_process_is_held_and_stalled(here: Site) -> None:
+    here.observers[0].served.after(2)  # a reading of the job would else begin while the boards still worked
     job = here.rig.started(first(here), "--gpus=2")
     given = here.holds(job)
     page = here.observers[0].served.after(2)
