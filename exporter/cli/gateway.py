@@ -95,17 +95,17 @@ class _Nodes:
         self._urls = tuple(complete_url(url) for url in settings.nodes)
         if not self._urls:
             raise ConfigError('gateway.nodes: names none; example: ["https://{node}:19400"]')
-        for url in self._urls:
-            if urlsplit(url).scheme not in ("http", "https"):
-                raise ConfigError(f"gateway.nodes: {url!r} is not like http://node7:19400")
         lines = [f"@{settings.header_file}"] if settings.header_file else []
         self._headers = parse_headers(lines, key="gateway.header_file")
-        plain = next((url for url in self._urls if urlsplit(url).scheme == "http"), "")
-        if self._headers and plain:
-            raise ConfigError(
-                f"gateway.nodes: {plain!r} is not https: whoever listens there, such as a user's job while no daemon"
-                " runs, would get the credentials of gateway.header_file"
-            )
+        for url in self._urls:
+            scheme = urlsplit(url).scheme
+            if scheme not in ("http", "https"):
+                raise ConfigError(f"gateway.nodes: {url!r} is not like http://node7:19400")
+            if self._headers and scheme == "http":
+                raise ConfigError(
+                    f"gateway.nodes: {url!r} is not https: whoever listens there, such as a user's job while no daemon"
+                    " runs, would get the credentials of gateway.header_file"
+                )
         self._ca_file = Path(settings.ca_file) if settings.ca_file else None
         try:
             client_context(settings.ca_file or None)
