@@ -9,7 +9,6 @@ import logging
 import random
 import threading
 import time
-import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -23,6 +22,7 @@ from exporter.engines.discovery import DiscoveredEngines, EngineDiscovery, Metri
 from exporter.engines.page import MetricsPage
 from exporter.engines.registry import engine_of_command, read_metrics
 from exporter.engines.replica import Replica
+from exporter.http_body import ACCEPTED, BodyError, read_body_async
 from exporter.redact import redact_secrets
 from exporter.worker import Worker
 from exporter.workloads import ProcessLookup, WorkloadListener, WorkloadProcess, WorkloadUpdate
@@ -35,6 +35,11 @@ size."""
 MAX_PAGES, MAX_PAGES_OF_JOB = 16, 4
 """Pages that are fetched at once: a job whose engines send long pages, or slowly, delays its own."""
 _REDIRECTS = range(300, 400)
+_BODY_REMEDIES = {
+    "encoding": "check for a proxy in front of it",
+    "half_page": "see whether it runs, and read its log",
+    "too_large": "look for another server behind its address",
+}
 
 
 async def fetch(client: httpx.AsyncClient, url: str, *, seconds: float, limit: int = LIMIT_BYTES) -> str:
@@ -43,11 +48,13 @@ async def fetch(client: httpx.AsyncClient, url: str, *, seconds: float, limit: i
         # httpx has a timeout per read only: an engine that sends its headers slowly could hold a connection for ever.
         async with asyncio.timeout(seconds), client.stream("GET", url) as response:
             _refuse(response)
-            body = await _body(response, limit)
+            body = await read_body_async(response, limit=limit)
     except (TimeoutError, httpx.TimeoutException):
         raise ScrapeFailure(
             "timeout", f"gave no whole page within {seconds:g} s", "see whether it hangs, or raise timeout_seconds"
         ) from None
+    except BodyError as error:
+        raise ScrapeFailure(error.kind, str(error), _BODY_REMEDIES[error.kind]) from error
     except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as error:
         what = f"could not be read ({str(error) or type(error).__name__})"
         kind = "half_page" if isinstance(error, httpx.RemoteProtocolError) else "refused"
@@ -63,35 +70,6 @@ def _refuse(response: httpx.Response) -> None:
         raise ScrapeFailure(
             "status", f"answered HTTP {status}", "switch its metrics on, or give their address in engines.endpoints"
         )
-
-
-async def _body(response: httpx.Response, limit: int) -> bytes:
-    """Decompress here, because httpx would decompress a whole chunk at once, however large it becomes."""
-    encoding = response.headers.get("content-encoding", "identity").strip().lower()
-    if encoding not in ("identity", "gzip", ""):
-        raise ScrapeFailure(
-            "encoding", f"is encoded as {encoding[:20]!r}, not gzip", "check for a proxy in front of it"
-        )
-    unpack = zlib.decompressobj(wbits=31) if encoding == "gzip" else None
-    body = bytearray()
-    async for chunk in response.aiter_raw():
-        body += chunk if unpack is None else _unpacked(unpack, chunk, limit + 1 - len(body))
-        if len(body) > limit:
-            raise ScrapeFailure(
-                "too_large", f"is longer than {limit} bytes", "look for another server behind its address"
-            )
-    if unpack is not None and not unpack.eof:
-        raise ScrapeFailure(
-            "half_page", "ends in the middle of its gzip stream", "see whether it runs, and read its log"
-        )
-    return bytes(body)
-
-
-def _unpacked(unpack: "zlib._Decompress", chunk: bytes, max_length: int) -> bytes:
-    try:
-        return unpack.decompress(chunk, max_length)
-    except zlib.error as error:
-        raise ScrapeFailure("encoding", f"is not gzip ({error})", "check for a proxy in front of it") from error
 
 
 def _text(body: bytes) -> str:
@@ -273,7 +251,7 @@ class EngineScraper:
     async def _scrape_loop(self) -> None:
         # No proxy from the environment: engines are on this node. No keep-alive: an open connection can delay a
         # server's shutdown.
-        headers = {"Accept-Encoding": "gzip", "Accept": "text/plain", "Connection": "close"}
+        headers = ACCEPTED | {"Accept": "text/plain", "Connection": "close"}
         limits = httpx.Limits(max_keepalive_connections=0)
         async with (
             httpx.AsyncClient(trust_env=False, headers=headers, limits=limits, timeout=None) as client,  # nosec B113  # noqa: S113  `fetch` has the timeout

@@ -19,6 +19,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from exporter.core.job_record import JobRecord, JobRecordQuery
+from exporter.http_body import ACCEPTED, BodyError, read_body
 from exporter.redact import redact_secrets
 from exporter.report.text import printable
 from exporter.report.usage import latest_records
@@ -32,8 +33,6 @@ _ANSWER_SECONDS = 30.0
 """How long the whole answer of one node may take, however evenly it comes."""
 _DETAIL_CHARS = 500
 _MAX_PARALLEL = 16
-_UNCOMPRESSED = {"Accept-Encoding": "identity"}
-"""A few bytes of gzip may hold more than the memory, before any of it is counted."""
 _MAX_BYTES = 64 << 20
 _MAX_RECORDS = 5000
 """Limit of the API for one response."""
@@ -117,7 +116,7 @@ def fetch_records(
     with (
         httpx.Client(
             timeout=TIMEOUT_SECONDS,
-            headers=_UNCOMPRESSED | dict(headers or {}),
+            headers=ACCEPTED | dict(headers or {}),
             verify=_tls_verification(ca_file, ca_key),
         ) as client,
         ThreadPoolExecutor(max_workers=_MAX_PARALLEL) as pool,
@@ -200,27 +199,22 @@ def _fetch_pages(client: httpx.Client, url: str, wanted: JobRecordQuery, budget:
 def _request(client: httpx.Client, url: str, params: Mapping[str, str], budget: _Budget) -> _RecordsResponse:
     """Send one request. Raises _NoAnswer, _TooMuch."""
     name = redact_secrets(url)
-    content = bytearray()
     host, seconds = ("http://localhost", GATEWAY_SECONDS) if url.startswith(UNIX) else (url, _ANSWER_SECONDS)
-    until = time.monotonic() + seconds
+    deadline = time.monotonic() + seconds
     try:
         with client.stream("GET", f"{host}/api/v1/receipts", params=dict(params)) as response:
-            if response.headers.get("Content-Encoding", "identity") != "identity":
-                raise _NoAnswer(f"{name} compresses its answer, although it was asked not to: is it a daemon of ours?")
-            for chunk in response.iter_raw():
-                content += chunk
-                budget.take(len(chunk))
-                if time.monotonic() > until:
-                    raise _NoAnswer(f"{name} gave no whole answer within {seconds:g} s")
-                if len(content) > _MAX_BYTES:
-                    raise _NoAnswer(f"{name} answered with more than {_MAX_BYTES >> 20} MiB: is it a daemon of ours?")
+            content = read_body(response, limit=_MAX_BYTES, deadline=deadline, count=budget.take)
+    except BodyError as err:
+        if err.kind == "timeout":
+            raise _NoAnswer(f"{name} gave no whole answer within {seconds:g} s") from err
+        raise _NoAnswer(f"{name}: its answer {err}: is it a daemon of ours?") from err
     except httpx.TimeoutException as err:
         waited = GATEWAY_SECONDS if url.startswith(UNIX) else TIMEOUT_SECONDS
         raise _NoAnswer(f"{name} gave no answer within {waited:g} s") from err
     except (httpx.HTTPError, httpx.InvalidURL) as err:
         reason = redact_secrets(str(err)) or type(err).__name__
         raise _NoAnswer(f"{name} cannot be reached ({reason})") from err
-    return _parse_response(name, response.status_code, bytes(content))
+    return _parse_response(name, response.status_code, content)
 
 
 def _parse_response(name: str, status: int, content: bytes) -> _RecordsResponse:

@@ -19,6 +19,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from exporter.connections import is_loopback
+from exporter.http_body import ACCEPTED, BodyError, read_body
 from exporter.redact import redact_secrets
 from exporter.tls import client_context
 from exporter.top.view import PolledNode
@@ -90,7 +91,7 @@ class NodeClient:
         self.target, self._timeout = target, timeout
         local = httpx.URL(target.url).host
         self._client = httpx.Client(
-            headers={"Accept": "application/json", "User-Agent": "gpu-efficiency top", **target.headers},
+            headers=ACCEPTED | {"Accept": "application/json", "User-Agent": "gpu-efficiency top"} | target.headers,
             timeout=timeout,
             verify=tls_verification(target.ca_file),
             transport=transport,
@@ -135,17 +136,15 @@ class NodeClient:
 
     def _read(self, url: str) -> tuple[int, bytes]:
         """Return status and body, within the limits of time and size."""
-        deadline, body = time.monotonic() + 3 * self._timeout, bytearray()
+        seconds = 3 * self._timeout
         with self._client.stream("GET", url) as response:
-            for chunk in response.iter_bytes():
-                body += chunk
-                if len(body) > MAX_BYTES:
-                    raise NodeUnavailableError(
-                        f"its response is larger than {MAX_BYTES >> 20} MiB: is this a node's address?"
-                    )
-                if time.monotonic() > deadline:
-                    raise NodeUnavailableError(f"its response was not complete after {3 * self._timeout:g} s")
-            return response.status_code, bytes(body)
+            try:
+                body = read_body(response, limit=MAX_BYTES, deadline=time.monotonic() + seconds)
+            except BodyError as err:
+                if err.kind == "timeout":
+                    raise NodeUnavailableError(f"its response was not complete after {seconds:g} s") from err
+                raise NodeUnavailableError(f"its response {err}: is this a node's address?") from err
+            return response.status_code, body
 
     def __enter__(self) -> Self:
         return self

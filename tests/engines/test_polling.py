@@ -1,13 +1,11 @@
 """Tests the scraper's thread against real servers that work or fail; the test advances the clock."""
 
-import gzip
 import os
 import re
 import subprocess
 import sys
 import threading
 import time
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -25,7 +23,6 @@ from exporter.engines.scraper import (
     OUTCOMES,
     EngineScraper,
     ScrapeSchedule,
-    _unpacked,
     open_engines,
 )
 from exporter.workloads import WorkloadProcess, WorkloadUpdate
@@ -411,12 +408,6 @@ def test_without_guests_there_is_no_thread(opened: Open) -> None:
     assert bench.take() == bench.last
     assert bench.said == []
     assert {thread.name for thread in threading.enumerate()} == before
-
-
-def test_a_page_is_unpacked_no_further_than_there_is_room_for_it() -> None:
-    piece = gzip.compress(bytes(50 << 20))
-    assert len(piece) < 1 << 16
-    assert len(_unpacked(zlib.decompressobj(wbits=31), piece, 100)) == 100
 
 
 def test_every_kind_of_trouble_is_counted_from_the_start(opened: Open) -> None:

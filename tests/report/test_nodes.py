@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from math import inf, isfinite
 
 import pytest
 
@@ -55,10 +56,20 @@ def test_an_answer_without_an_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -
         assert fetch_records([url], ONE).unanswered == (f"{url} gave no whole answer within 0.5 s",)
 
 
-def test_a_compressed_answer_is_refused_before_it_is_unpacked() -> None:
-    with answering(lambda: [gzip.compress(bytes(1 << 20))], "Content-Encoding: gzip") as (url, _):
-        (reason,) = fetch_records([url], ONE).unanswered
-    assert "compresses its answer" in reason
+@pytest.mark.parametrize("most", [1 << 20, inf])
+def test_a_compressed_answer_counts_by_what_it_becomes(monkeypatch: pytest.MonkeyPatch, most: float) -> None:
+    monkeypatch.setattr(nodes, "_MAX_BYTES", 4 << 20)
+    with answering(lambda: [gzip.compress(bytes(8 << 20))], "Content-Encoding: gzip") as (url, _):
+        found = fetch_records([url], ONE, max_bytes=most)
+    assert found.cut is isfinite(most)
+    assert found.unanswered == (
+        () if found.cut else (f"{url}: its answer is longer than 4194304 bytes: is it a daemon of ours?",)
+    )
+
+
+def test_an_answer_may_be_compressed() -> None:
+    with answering(lambda: [gzip.compress(b'{"receipts": [], "cut": true}')], "Content-Encoding: gzip") as (url, _):
+        assert fetch_records([url], ONE).cut
 
 
 @pytest.mark.parametrize(("job", "requests"), [("1", 1), ("", 15)])

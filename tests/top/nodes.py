@@ -4,9 +4,11 @@ Owns the making of views. Everything is of monotonic time 0, and a second ago wa
 """
 
 import json
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+import httpx
 import msgspec
 from msgspec.structs import replace
 
@@ -19,6 +21,16 @@ from exporter.web.api import AccountsOut, GpusOut, JobsOut, accounts_out, gpus_o
 
 NOW, WALL = 1000.0, 1_767_225_600.0
 ADDRESS = "http://gpu-node-00:19400"
+
+
+def responses(answer: Callable[[httpx.Request], httpx.Response]) -> httpx.MockTransport:
+    """A transport whose responses are still to be read, as those of a network are."""
+
+    def unread(request: httpx.Request) -> httpx.Response:
+        made = answer(request)
+        return httpx.Response(made.status_code, headers=made.headers, content=iter([made.content]))
+
+    return httpx.MockTransport(unread)
 
 
 @cache

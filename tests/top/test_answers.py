@@ -10,7 +10,7 @@ from exporter.top.view import UNICODE, host_names, hourly_loss
 from exporter.web import api
 from exporter.web.app import create_app
 from tests.top.nodes import answers as said
-from tests.top.nodes import seen, snapshot
+from tests.top.nodes import responses, seen, snapshot
 from tests.web.serving import served
 
 
@@ -73,9 +73,7 @@ def test_an_older_daemon_without_the_newer_paths_is_asked_for_them_once() -> Non
         found = {"/api/v1/gpus": gpus, "/api/v1/jobs": jobs}.get(request.url.path)
         return httpx.Response(404) if found is None else httpx.Response(200, json=found)
 
-    with NodeClient(
-        parse_target("old:19400", headers={}, ca_file=None), transport=httpx.MockTransport(answer)
-    ) as asking:
+    with NodeClient(parse_target("old:19400", headers={}, ca_file=None), transport=responses(answer)) as asking:
         for _ in range(3):
             assert asking.accounts() is None
             assert asking.receipts("41001") is None

@@ -17,6 +17,7 @@ import httpx
 from msgspec import Struct, structs
 
 from exporter.core.model import MS, PPM, SECOND, Device, Fault, Health, Reading, Spec
+from exporter.http_body import ACCEPTED, BodyError, read_body
 from exporter.redact import redact_secrets
 from exporter.sources.base import LONGEST_READING_SECONDS, NVLINK_SIGNALS, ReadResult, SourceError
 from exporter.sources.dcgm_exporter.page import (
@@ -76,7 +77,7 @@ class HttpPageFetcher:
         self._url, self._timeout, self._limit = url, timeout_seconds, limit_bytes
         self._display_url = redact_secrets(url)
         # No proxy from the environment: the exporter is on this node, and localhost of a proxy is another host.
-        self._client = httpx.Client(timeout=timeout_seconds, trust_env=False)
+        self._client = httpx.Client(timeout=timeout_seconds, trust_env=False, headers=ACCEPTED)
 
     def __call__(self) -> bytes:
         """Fetch the page. Raises SourceError for anything but a whole page with status 200."""
@@ -98,18 +99,15 @@ class HttpPageFetcher:
                 f"{self._display_url} answered HTTP {response.status_code}, not 200: read the exporter's log, and"
                 " check that dcgm_exporter.url is its metrics page (it ends in /metrics)"
             )
-        body, deadline = bytearray(), monotonic() + self._timeout
-        for chunk in response.iter_bytes():
-            body += chunk
-            if len(body) > self._limit:
-                raise SourceError(
-                    f"{self._display_url} is longer than {self._limit} bytes, no dcgm-exporter page is: set"
-                    " dcgm_exporter.url to this node's own exporter, not to a federating Prometheus"
-                )
-            # httpx has a timeout per read only: a page that arrives slowly could block the reading thread for ever.
-            if monotonic() > deadline:
-                raise self._timed_out()
-        return bytes(body)
+        try:
+            return read_body(response, limit=self._limit, deadline=monotonic() + self._timeout)
+        except BodyError as error:
+            if error.kind == "timeout":
+                raise self._timed_out() from error
+            raise SourceError(
+                f"{self._display_url} {error}, no dcgm-exporter page is: set dcgm_exporter.url to this node's own"
+                " exporter, not to a proxy or a federating Prometheus"
+            ) from error
 
     def _timed_out(self) -> SourceError:
         return SourceError(
