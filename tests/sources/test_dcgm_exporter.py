@@ -234,6 +234,70 @@ def test_a_vanished_gpu_stays_in_the_inventory_and_its_return_claims_no_unseen_t
     ]
 
 
+# Pages that leave out GPUs without a pod (--kubernetes-virtual-gpus of dcgm-exporter up to 4.8.1).
+
+
+def of_pod(index: int, pod: str, **labels: str) -> str:
+    return gpu(index, None, pod=pod, namespace="ml", container="main", **labels)
+
+
+def test_a_gpu_whose_pod_has_ended_is_not_missing_on_a_page_of_pods_only() -> None:
+    both, one = of_pod(0, "a") + of_pod(1, "b", vgpu="2"), of_pod(0, "a")
+    src = source(both, one, both, both)
+    src.read(0)
+    freed = src.read(SECOND)
+    assert [(d.uuid, d.condition) for d in freed.devices] == [("GPU-0", ""), ("GPU-1", "")]
+    assert [(f.kind, f.uuid) for f in freed.faults] == [("blank", "GPU-1")]
+    assert "--kubernetes-virtual-gpus" in freed.faults[0].message
+    assert [r.uuid for r in freed.readings] == ["GPU-0"]
+    assert [r.uuid for r in src.read(2 * SECOND).readings] == ["GPU-0"]
+    assert [(r.uuid, r.start) for r in src.read(3 * SECOND).readings] == [
+        ("GPU-0", 2 * SECOND),
+        ("GPU-1", 2 * SECOND),
+    ]
+
+
+def test_a_gpu_shown_free_while_there_were_no_pods_is_not_missing_when_others_have_some() -> None:
+    src = source(gpu(0) + gpu(1), of_pod(0, "a"))
+    src.read(0)
+    assert kinds(src.read(SECOND).faults) == ["blank"]
+
+
+@pytest.mark.parametrize(
+    ("pages", "why"),
+    [
+        ((of_pod(0, "a") + of_pod(1, "a"), of_pod(0, "a")), "its pod is still there"),
+        ((of_pod(0, "a") + gpu(1), of_pod(0, "a") + of_pod(1, "b"), of_pod(0, "a")), "free GPUs have lines"),
+        ((of_pod(0, "a") + of_pod(1, "b"), gpu(0)), "no GPU has a pod"),
+        ((gpu(0) + gpu(1), gpu(0), of_pod(0, "a")), "it was missing before the first pod came"),
+        ((gpu(0, hpc_job="7") + gpu(1, hpc_job="8"), gpu(0, hpc_job="7")), "a job's label is no pod's"),
+    ],
+)
+def test_a_gpu_is_missing_where_a_page_of_pods_only_is_no_reason(pages: tuple[str, ...], why: str) -> None:
+    src = source(*pages)
+    results = [src.read(second * SECOND) for second in range(len(pages))]
+    assert [d.condition for d in results[-1].devices] == ["", "missing"], why
+    assert kinds(results[-1].faults) == ["gpu_missing"], why
+
+
+def test_pods_may_move_to_other_gpus_of_the_same_host_but_not_of_another() -> None:
+    src = source(of_pod(0, "a"), of_pod(1, "b"), of_pod(2, "c", Hostname="node2"))
+    src.read(0)
+    assert [d.uuid for d in src.read(SECOND).devices] == ["GPU-0", "GPU-1"]
+    for second in (2, 3):  # however often the other node answers
+        with pytest.raises(SourceError, match="load-balanced"):
+            src.read(second * SECOND)
+    unnamed = source(of_pod(0, "a", Hostname=""), of_pod(1, "b", Hostname=""))
+    unnamed.read(0)
+    with pytest.raises(SourceError, match="load-balanced"):
+        unnamed.read(SECOND)
+
+
+def test_a_page_without_any_gpu_names_the_option_that_empties_it() -> None:
+    with pytest.raises(SourceError, match="--kubernetes-virtual-gpus"):
+        source("go_goroutines 7\n").read(0)
+
+
 # Which time a reading covers.
 
 

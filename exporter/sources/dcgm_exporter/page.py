@@ -152,6 +152,12 @@ class GpuLines(Struct):
         """True if the board or an instance has any measurement."""
         return bool(self.figures) or any(instance.figures for instance in self.instances.values())
 
+    @property
+    def pods(self) -> frozenset[tuple[str, str]]:
+        """Namespace and name of each pod on lines of the board and its instances."""
+        named = self.owner_labels.union(*(instance.owner_labels for instance in self.instances.values()))
+        return frozenset((each.namespace, each.pod) for each in named if each.pod)
+
     def add_sample(self, sample: Sample) -> None:
         """Add one sample."""
         name, labels, value = sample.name, sample.labels, sample.value
@@ -201,6 +207,8 @@ class DcgmExporterPage:
 
     def __init__(self, url: str, *, hostname: str = "") -> None:
         self._url, self._hostname = url, hostname
+        self._host = ""
+        """The host that the last page named."""
         self._parsed_lines: dict[str, list[Sample]] = {}
 
     def read(self, body: bytes, faults: list[Fault], *, known: Collection[str]) -> dict[str, GpuLines]:
@@ -209,8 +217,13 @@ class DcgmExporterPage:
         `known` are the UUIDs on earlier pages. Raises SourceError if it is not a page of this node's exporter.
         """
         samples = self._samples(body.decode("utf-8", "replace"), faults)
-        gpus = _lines_by_gpu(self._samples_of_host(samples))
-        self._refuse_other_nodes(samples, gpus, faults, known)
+        of_host = self._samples_of_host(samples)
+        gpus = _lines_by_gpu(of_host)
+        host = next((host for sample in of_host if (host := _label(sample, "Hostname"))), "")
+        # On the same node, pods may have come to other GPUs while all pods of the known ones ended.
+        moved = host != "" and host == self._host and may_leave_out_free_gpus(gpus.values())
+        self._refuse_other_nodes(samples, gpus, faults, () if moved else known)
+        self._host = host
         for uuid, gpu in gpus.items():
             conflicts = gpu.conflicts.union(*(instance.conflicts for instance in gpu.instances.values()))
             if conflicts:
@@ -271,7 +284,17 @@ class DcgmExporterPage:
             )
 
 
+def may_leave_out_free_gpus(gpus: Collection[GpuLines]) -> bool:
+    """Return whether all GPUs on a page have pods.
+
+    Then it may leave out the others, as that of a dcgm-exporter up to 4.8.1 with --kubernetes-virtual-gpus does
+    (NVIDIA/dcgm-exporter#611), and of 4.5.2 with --kubernetes-enable-dra (#569).
+    """
+    return all(gpu.pods for gpu in gpus)
+
+
 _ENGINE_LOST = "If so the exporter lost its GPUs or its host engine: read its log and restart it"
+_NO_POD = "Or has no pod a GPU? With --kubernetes-virtual-gpus, releases before 4.5.2 export none then: update it"
 _SHOWN_NAMES = 4
 
 
@@ -283,7 +306,8 @@ def _unusable_content(samples: Collection[Sample]) -> tuple[str, str]:
     if not fields:
         others = ", ".join(sorted({sample.name for sample in samples})[:_SHOWN_NAMES])
         here = f", but {others}" if others else ""
-        return f"no DCGM field of any GPU{here}", f"Is it dcgm-exporter's metrics page? {_ENGINE_LOST}"
+        do = f"Is it dcgm-exporter's metrics page? {_ENGINE_LOST}. {_NO_POD}"
+        return f"no DCGM field of any GPU{here}", do
     if not any(_label(field, "UUID") for field in fields):
         labels = ", ".join(sorted({label for field in fields for label in field.labels})) or "none"
         do = "Let whatever rewrites the page (a relabelling, a proxy, a template) keep that label"

@@ -28,6 +28,7 @@ from exporter.sources.dcgm_exporter.page import (
     figures_of,
     instance_figures,
     layout_of,
+    may_leave_out_free_gpus,
     unexplained_activity,
     unpartitioned_figures,
     whole_number,
@@ -182,6 +183,8 @@ class _BoardState(Struct):
     scraped_at: int | None = None
     """Time of the last page with the board; None: the next page sets the baseline."""
     lines: set[tuple[str, ...]] = set()
+    pods: frozenset[tuple[str, str]] = frozenset()
+    """Pods on the last page with the board."""
     changed_at: int = 0
     """Time at which its lines last changed."""
     energy_counter: float | None = None
@@ -219,6 +222,8 @@ class DcgmExporterSource:
         self._max_gap, self._collect_interval = _nanoseconds(max_gap_seconds), _nanoseconds(collect_interval_seconds)
         self._boards: dict[str, _BoardState] = {}
         self._signals: frozenset[str] = frozenset()
+        self._shows_free_gpus = False
+        """A page had GPUs with pods and GPUs without: then one that a page does not have is not there."""
 
     @property
     def signals(self) -> frozenset[str]:
@@ -235,9 +240,10 @@ class DcgmExporterSource:
     def read(self, now: int) -> ReadResult:
         """Fetch the page; return one reading for each GPU and MIG instance that was also on the last page.
 
-        Faults: malformed_line, conflicting_series, gpu_missing (gone while other GPUs are still there), mig_layout (the
-        instances do not add up to a board, which then has no reading, or do not explain the board's own activity) and,
-        once per GPU, unknown_model. Health is reported whenever a GPU's lines changed. Raises SourceError.
+        Faults: malformed_line, conflicting_series, gpu_missing (gone while other GPUs are still there), blank (has no
+        lines, and the page may leave out GPUs without a pod), mig_layout (the instances do not add up to a board, which
+        then has no reading, or do not explain the board's own activity) and, once per GPU, unknown_model. Health is
+        reported whenever a GPU's lines changed. Raises SourceError.
         """
         faults: list[Fault] = []
         readings: list[Reading] = []
@@ -250,7 +256,7 @@ class DcgmExporterSource:
                 board_health = health_of(uuid, gpu.figures, state.xids.new_xids(gpu))
                 health += [board_health] if board_health != Health(uuid) else []
             readings += self._readings(state, gpu, now)
-        faults += [self._missing(uuid) for uuid in sorted(self._boards.keys() - gpus.keys())]
+        faults += self._absent_faults(gpus)
         boards = sorted((state.devices for state in self._boards.values()), key=lambda devices: _sort_key(devices[0]))
         return ReadResult(
             tuple(d for devices in boards for d in devices),
@@ -292,6 +298,7 @@ class DcgmExporterSource:
             self._boards[uuid] = _BoardState((), XidTracker())
             faults += [unknown_model(uuid, gpu.model)] if spec is None else []
         state, new = self._boards[uuid], layout_of(gpu)
+        state.pods = gpu.pods
         if new != state.layout:
             state.layout = new
             state.reset()
@@ -327,11 +334,32 @@ class DcgmExporterSource:
         for device in state.devices:
             yield _mig_reading(device, gpu, (start, now), joules, stale)
 
+    def _absent_faults(self, gpus: Mapping[str, GpuLines]) -> Iterator[Fault]:
+        """Yield a fault for each known GPU that is not on the page."""
+        pods = frozenset[tuple[str, str]]().union(*(gpu.pods for gpu in gpus.values()))
+        pods_only = may_leave_out_free_gpus(gpus.values())
+        self._shows_free_gpus |= bool(pods) and not pods_only
+        for uuid in sorted(self._boards.keys() - gpus.keys()):
+            state = self._boards[uuid]
+            state.reset()
+            state.lines = set()  # when it returns, its lines count as changed, even if they are the same
+            # A pod keeps its GPUs: one whose pod is still there was not freed.
+            held = state.devices[0].condition == "missing" or not state.pods.isdisjoint(pods)
+            free = pods_only and not (self._shows_free_gpus or held)
+            yield self._left_out(uuid) if free else self._missing(uuid)
+
+    def _left_out(self, uuid: str) -> Fault:
+        return Fault(
+            "blank",
+            f"GPU {self._boards[uuid].devices[0].index} has no lines on {self._url}, whose other GPUs all have pods: it"
+            " is not observed. With --kubernetes-virtual-gpus, releases up to 4.8.1 export only GPUs that have a pod:"
+            " switch that off, update dcgm-exporter, or use the source nvml or dcgm",
+            uuid,
+        )
+
     def _missing(self, uuid: str) -> Fault:
         state = self._boards[uuid]
         state.devices = tuple(structs.replace(device, condition="missing") for device in state.devices)
-        state.reset()
-        state.lines = set()  # when it returns, its lines count as changed, even if they are the same
         return Fault(
             "gpu_missing",
             f"GPU {state.devices[0].index} is gone from {self._url} while others are there: it fell off the bus"
