@@ -3,10 +3,12 @@
 Source: python/sglang/srt/metrics/collector.py, later srt/observability/metrics_collector.py, of sgl-project/sglang.
 
 Caveats: with --enable-metrics-for-all-schedulers all tensor and pipeline ranks export the same values: only the first
-rank counts; data-parallel ranks are added. `prompt_tokens`, `cached_tokens` and `generation_tokens` are updated when a
-request ends, `realtime_tokens{mode}` (since 0.5.6) continuously. Speculative decoding is exported as gauges of the last
-log interval only, which are 0 without a draft model; `spec_accept_length` and `spec_num_draft_tokens` include the
-model's own token. All tokens of a retracted request are discarded (`num_retracted_*_tokens`).
+rank counts; data-parallel ranks are added. With --enable-priority-scheduling requests are counted under an empty
+`priority`, and again under each. `prompt_tokens`, `cached_tokens` and `generation_tokens` are updated when a request
+ends, `realtime_tokens{mode}` (since 0.5.6) continuously; a mode without a token has no line, as `prefill_compute` of a
+decode server. Speculative decoding is exported as gauges of the last log interval only, which are 0 without a draft
+model; `spec_accept_length` and `spec_num_draft_tokens` include the model's own token. All tokens of a retracted request
+are discarded (`num_retracted_*_tokens`).
 """
 
 import re
@@ -29,15 +31,15 @@ RANK_LABELS = ("pp_rank", "tp_rank", "moe_ep_rank")
 def read(page: MetricsPage, command: str) -> EngineMetrics:
     """Read the page; data-parallel ranks are added up."""
     page = page.ranked(*RANK_LABELS)
-    replicas = len(page.samples("sglang_num_running_reqs")) or 1
+    running = _all_priorities(page, "sglang_num_running_reqs")
     slots = option_number(command, "max-running-requests")
     length = page.highest("sglang_spec_num_draft_tokens") or option_number(command, "speculative-num-draft-tokens")
     return EngineMetrics(
         "sglang",
         model=page.label("sglang_num_running_reqs", "model_name"),
-        running=page.total("sglang_num_running_reqs"),
-        waiting=sum_known(page.total("sglang_num_queue_reqs"), page.total("sglang_num_grammar_queue_reqs")),
-        slots=page.total("sglang_max_running_requests") or multiply(slots, replicas),
+        running=sum_known(*running),
+        waiting=sum_known(*_all_priorities(page, "sglang_num_queue_reqs"), page.total("sglang_num_grammar_queue_reqs")),
+        slots=page.total("sglang_max_running_requests") or multiply(slots, len(running) or 1),
         kv_use=share(page.highest("sglang_token_usage")),
         counters=_counters(page),
         histograms=known_histograms(
@@ -52,8 +54,15 @@ def read(page: MetricsPage, command: str) -> EngineMetrics:
     )
 
 
+def _all_priorities(page: MetricsPage, name: str) -> list[float]:
+    """Return the values of the samples of `name` that count requests of all priorities, one per data-parallel rank."""
+    return [sample.value for sample in page.samples(name, priority="") or page.samples(name)]
+
+
 def _counters(page: MetricsPage) -> dict[str, float]:
-    live = {mode: page.total("sglang_realtime_tokens", mode=mode) for mode in ("prefill_compute", "decode")}
+    live: dict[str, float | None] = dict.fromkeys(("prefill_compute", "decode"))
+    if page.total("sglang_realtime_tokens") is not None:
+        live = {mode: page.total("sglang_realtime_tokens", mode=mode) or 0.0 for mode in live}
     return known_counters(
         prompt=page.total("sglang_prompt_tokens"),
         cached=page.total("sglang_cached_tokens"),

@@ -129,6 +129,10 @@ DIALECTS: Mapping[str, Declared] = {
         "sglang:inter_token_latency_seconds": (Histogram, ("model_name",), SG_GAP),
         "sglang:queue_time_seconds": (Histogram, S, SG_FIRST),
     },
+    "sglang 0.5.9 with priorities": {
+        **_sglang((*S, "dp_rank", "priority")),
+        **gauges((*S, "dp_rank", "priority"), "sglang:num_grammar_queue_reqs"),
+    },
     "triton 23.11": _triton(),
     "triton 25.03": {
         **_triton(),

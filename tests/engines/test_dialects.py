@@ -215,6 +215,33 @@ def test_sglang_05(opened: Open) -> None:
     assert [one.kind for one in said.latencies] == ["itl"]
 
 
+def test_sglang_counts_the_requests_of_all_priorities_once(opened: Open) -> None:
+    engine, look = opened("sglang 0.5.9 with priorities", "sglang serve --max-running-requests 16")
+    for dp in ("0", "1"):
+        for priority, running, waiting in (("", 5, 3), ("1", 4, 3), ("HIGH", 1, 0)):
+            engine.say("sglang:num_running_reqs", running, priority=priority, dp_rank=dp)
+            engine.say("sglang:num_queue_reqs", waiting, priority=priority, dp_rank=dp)
+        engine.say("sglang:num_grammar_queue_reqs", 1, priority="", dp_rank=dp)
+    first = look()
+    assert (first.running, first.waiting, first.slots) == (10, 8, 32)
+
+
+@pytest.mark.parametrize(("mode", "tokens"), [("decode", (0, 400)), ("prefill_compute", (400, 0))])
+def test_a_mode_without_a_line_in_sglang_has_no_tokens(opened: Open, mode: str, tokens: tuple[int, int]) -> None:
+    """A decode server gets its prompts' KV cache from a prefill server, and counts the prompts as its own."""
+    engine, look = opened("sglang 0.5.9", "sglang serve")
+    engine.say("sglang:num_running_reqs", 4)
+    engine.say("sglang:realtime_tokens_total", 100, mode=mode)
+    for of in ("prompt", "generation"):
+        engine.say(f"sglang:{of}_tokens_total", 100)
+    look()
+    engine.say("sglang:realtime_tokens_total", 400, mode=mode)
+    engine.say("sglang:prompt_tokens_total", 80_000)
+    engine.say("sglang:generation_tokens_total", 40)
+    said = look()
+    assert (said.prompt_tokens, said.generated_tokens) == tokens
+
+
 def test_sglang_04_knows_accepted_drafts_by_their_mean_length(opened: Open) -> None:
     engine, look = opened("sglang 0.4", "python3 -m sglang.launch_server --speculative-num-draft-tokens 4")
     engine.say("sglang:num_running_reqs", 5)
