@@ -103,7 +103,7 @@ class MetricsPage:
         for line in text.split("\n"):
             if line and line[0] not in "# ":
                 name = line.split("{", 1)[0].split(" ", 1)[0]
-                self._raw.setdefault(name.replace(":", "_").removeprefix("ray_"), []).append(line)
+                self._raw.setdefault(_plain_name(name), []).append(line)
 
     def ranked(self, *ranks: str) -> "MetricsPage":
         """Return the same page with other `ranks`."""
@@ -119,6 +119,15 @@ class MetricsPage:
     def names(self, prefixes: tuple[str, ...]) -> list[str]:
         """Return the metric names that begin with one of `prefixes`."""
         return [name for name in self._raw if name.startswith(prefixes)]
+
+    def help(self, name: str) -> str:
+        """Return the description of a metric, of its name with or without `_total`; "" if the page has none."""
+        for line in self._text.split("\n"):
+            if line.startswith("# HELP "):
+                described, _, text = line.removeprefix("# HELP ").partition(" ")
+                if _plain_name(described).removesuffix("_total") == name:
+                    return text
+        return ""
 
     def samples(self, name: str, **labels: str) -> list[MetricSample]:
         """Return the samples of exactly `name` with these labels; leaves out NaN, negative values and huge ones."""
@@ -186,6 +195,10 @@ class MetricsPage:
             if series not in kept or rank < kept[series][0]:
                 kept[series] = (rank, sample)
         return [sample for _, sample in kept.values()]
+
+
+def _plain_name(name: str) -> str:
+    return name.replace(":", "_").removeprefix("ray_")
 
 
 def _bound(text: str) -> float | None:

@@ -4,11 +4,14 @@ Sources: vllm/engine/metrics.py (V0), vllm/v1/metrics/loggers.py, stats.py and p
 vllm/v1/spec_decode/metrics.py (V1) of vllm-project/vllm; a recorded page of V1 in the tests.
 
 Caveats: `gpu_cache_usage_perc` became `kv_cache_usage_perc`, both 0-1 (1 means 100 percent). `prompt_tokens` counts
-each prompt once, including its cached tokens. `prompt_tokens_recomputed` does not count evictions, but the one token
-that a fully cached prompt still costs, which is also in `prompt_tokens_by_source{source="local_compute"}`. Tokens
-discarded by a preemption are not counted anywhere. `estimated_*_per_gpu` stay at 0 unless the server runs with
---enable-mfu-metrics. `max_num_seqs` is not exported: it is taken from the command line and left out otherwise, because
-its default depends on version and board. With speculative decoding, `inter_token_latency` is per pass, not per token.
+each prompt once, including its cached tokens: those of the engine's own cache (`prefix_cache_hits`) and those that a KV
+connector loaded (`external_prefix_cache_hits`), as nearly all of a decode instance. Up to 0.8 `gpu_prefix_cache_hits`
+counted blocks, then tokens; only its description tells which (vllm-project/vllm#18003). `prompt_tokens_recomputed` does
+not count evictions, but the one token that a fully cached prompt still costs, which is also in
+`prompt_tokens_by_source{source="local_compute"}`. Tokens discarded by a preemption are not counted anywhere.
+`estimated_*_per_gpu` stay at 0 unless the server runs with --enable-mfu-metrics. `max_num_seqs` is not exported: it is
+taken from the command line and left out otherwise, because its default depends on version and board. With speculative
+decoding, `inter_token_latency` is per pass, not per token.
 """
 
 import re
@@ -50,11 +53,10 @@ def read(page: MetricsPage, command: str) -> EngineMetrics:
 
 
 def _counters(page: MetricsPage, engines: int) -> dict[str, float]:
-    hits = ("vllm_prompt_tokens_cached", "vllm_prefix_cache_hits", "vllm_gpu_prefix_cache_hits")
     prompts, answers = (page.total(f"vllm_request_{of}_tokens_sum") for of in ("prompt", "generation"))
     return known_counters(
         prompt=page.total("vllm_prompt_tokens"),
-        cached=page.total(*hits),
+        cached=_cached_tokens(page),
         generated=page.total("vllm_generation_tokens"),
         preemptions=page.total("vllm_num_preemptions"),
         drafted=page.total("vllm_spec_decode_num_draft_tokens"),
@@ -65,6 +67,28 @@ def _counters(page: MetricsPage, engines: int) -> dict[str, float]:
         lengths=None if prompts is None or answers is None else prompts + answers / 2,
         ended=page.total("vllm_request_prompt_tokens_count"),
     )
+
+
+def _cached_tokens(page: MetricsPage) -> float | None:
+    """Return the cached tokens; if they are not exported, the hits in the engine's own prefix cache and in others."""
+    cached = page.total("vllm_prompt_tokens_cached")
+    if cached is not None:
+        return cached
+    own = page.total("vllm_prefix_cache_hits")
+    return sum_known(_gpu_hits(page) if own is None else own, page.total("vllm_external_prefix_cache_hits"))
+
+
+_DIGITS = 9
+"""Most digits of a plausible block size."""
+
+
+def _gpu_hits(page: MetricsPage) -> float | None:
+    """Return the tokens found in the prefix cache by the first versions of V1; None if they cannot be computed."""
+    hits = page.total("vllm_gpu_prefix_cache_hits")
+    if hits is None or "blocks" not in page.help("vllm_gpu_prefix_cache_hits"):
+        return hits
+    size = page.label("vllm_cache_config_info", "block_size")
+    return hits * int(size) if size.isdecimal() and len(size) <= _DIGITS else None
 
 
 def _estimate(page: MetricsPage, engines: int, what: str) -> float | None:

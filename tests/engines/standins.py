@@ -109,6 +109,10 @@ DIALECTS: Mapping[str, Declared] = {
         **_vllm(("model_name",), "vllm:gpu_cache_usage_perc", "vllm:time_per_output_token_seconds"),
         **gauges(("model_name",), "vllm:num_requests_swapped", "vllm:cpu_cache_usage_perc"),
     },
+    "vllm 0.11": {
+        **_vllm(V, "vllm:kv_cache_usage_perc", "vllm:inter_token_latency_seconds"),
+        **counters(V, "vllm:prefix_cache_hits_total", "vllm:external_prefix_cache_hits_total"),
+    },
     "vllm 0.18": {
         **_vllm(V, "vllm:kv_cache_usage_perc", "vllm:inter_token_latency_seconds"),
         **counters(V, "vllm:prompt_tokens_cached_total", "vllm:prompt_tokens_recomputed_total"),

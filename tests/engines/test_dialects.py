@@ -162,6 +162,43 @@ def test_vllm_v0(opened: Open) -> None:
     assert said.inter_token_seconds == pytest.approx(0.04)
 
 
+def test_prompts_from_another_cache_are_not_computed_before_vllm_says_so(opened: Open) -> None:
+    """A decode instance of prefill and decode apart loads nearly all of its prompts from the other instance."""
+    engine, look = opened("vllm 0.11", models={"m": ServedModel(5e9)})
+    engine.say("vllm:num_requests_running", 4)
+    for name in ("prompt_tokens", "generation_tokens", "prefix_cache_hits", "external_prefix_cache_hits"):
+        engine.say(f"vllm:{name}_total", 1)
+    look()
+    engine.say("vllm:prompt_tokens_total", 80_000)
+    engine.say("vllm:prefix_cache_hits_total", 20_000)
+    engine.say("vllm:external_prefix_cache_hits_total", 59_990)
+    engine.say("vllm:generation_tokens_total", 2_000)
+    said = look()
+    assert (said.prompt_tokens, said.cached_tokens) == (10, 79_990)
+    assert said.flops == 2 * 5e9 * 2_010 / 2
+
+
+@pytest.mark.parametrize(
+    ("unit", "block_size", "cached"),
+    [
+        ("blocks", "16", 16 * 90),
+        ("tokens", "16", 90),
+        ("blocks", "None", None),
+        ("blocks", "", None),
+        ("blocks", "9" * 999, None),
+    ],
+)
+def test_hits_of_the_first_vllm_v1_are_blocks_where_it_says_so(unit: str, block_size: str, cached: int | None) -> None:
+    """Up to 0.8 a prefix was counted in blocks, under the same name as tokens later (vllm-project/vllm#18003)."""
+    lines = [
+        f"# HELP vllm:gpu_prefix_cache_hits_total GPU prefix cache hits, in terms of number of cached {unit}.",
+        'vllm:gpu_prefix_cache_hits_total{engine="0",model_name="m"} 90.0',
+        'vllm:num_requests_running{engine="0",model_name="m"} 1.0',
+        f'vllm:cache_config_info{{block_size="{block_size}",engine="0"}} 1.0' if block_size else "",
+    ]
+    assert read_metrics(MetricsPage("\n".join(lines)), "vllm serve m").counters.get("cached") == cached
+
+
 def test_two_flops_a_parameter_and_token_where_the_model_is_configured(opened: Open) -> None:
     engine, look = opened("vllm 0.18", models={"m": ServedModel(5e9)})
     engine.say("vllm:num_requests_running", 1)
