@@ -109,6 +109,8 @@ class Engine(Struct, frozen=True):
     """URL paths of its metrics page, in the order in which they are tried."""
     parallel: tuple[tuple[str, ...], ...] = ()
     """Command-line options whose product is the number of GPUs of a replica; each is a tuple of its spellings."""
+    replicas: Callable[[str], float | None] = lambda _: None
+    """Function of the command lines: the number of such replicas on one page (data parallel); None: one."""
 
 
 def known_counters(**values: Unpack[EngineCounters]) -> dict[str, float]:
@@ -137,9 +139,18 @@ def option_number(command: str, *names: str) -> float | None:
 
     If the option is given twice, the last one counts, as in argparse and clap.
     """
-    spelled = "|".join(re.escape(name).replace(r"\-", "[-_]") for name in names)
-    found = re.findall(rf"(?:^|\s)-{{1,2}}(?:{spelled})[=\s]\s*(\d{{1,9}})(?=\s|$)", command)
+    found = re.findall(rf"{_option(names)}[=\s]\s*(\d{{1,9}})(?=\s|$)", command)
     return float(found[-1]) if found else None
+
+
+def has_option(command: str, *names: str) -> bool:
+    """Return whether one of these command-line options is given, with a value or without."""
+    return re.search(rf"{_option(names)}(?=[=\s]|$)", command) is not None
+
+
+def _option(names: tuple[str, ...]) -> str:
+    spelled = "|".join(re.escape(name).replace(r"\-", "[-_]") for name in names)
+    return rf"(?:^|\s)-{{1,2}}(?:{spelled})"
 
 
 def sum_known(*values: float | None) -> float | None:

@@ -246,8 +246,14 @@ def _placement(
     job: str, processes: Sequence[WorkloadProcess], uuids: tuple[str, ...], commands: str, engine: Engine | None = None
 ) -> ReplicaPlacement:
     here = len(uuids or {uuid for process in processes for uuid in process.uuids})
-    whole = int(prod(option_number(commands, *names) or 1 for names in engine.parallel)) if engine else 1
+    whole = _gpus_of_page(engine, commands) if engine else 1
     return ReplicaPlacement(job, uuids, gpus=whole if whole > here else 0, shared=max(whole, here) if here else 0)
+
+
+def _gpus_of_page(engine: Engine, commands: str) -> int:
+    return int(
+        prod(option_number(commands, *names) or 1 for names in engine.parallel) * (engine.replicas(commands) or 1)
+    )
 
 
 def _netloc(base: str) -> str:

@@ -19,6 +19,7 @@ import re
 from exporter.engines.base import (
     Engine,
     EngineMetrics,
+    has_option,
     known_counters,
     known_histograms,
     multiply,
@@ -96,10 +97,25 @@ def _estimate(page: MetricsPage, engines: int, what: str) -> float | None:
     return multiply(page.total(f"vllm_estimated_{what}_per_gpu") or None, 1 / engines)
 
 
+_BALANCED_ELSEWHERE = (
+    *("data-parallel-rank", "dpn", "data-parallel-external-lb", "dpe", "data-parallel-multi-port-external-lb", "dpm"),
+    *("data-parallel-start-rank", "dpr", "data-parallel-hybrid-lb", "dph"),
+)
+"""Options of a server that is one of several (vllm/engine/arg_utils.py). One that has --headless too has no page."""
+
+
+def _replicas(command: str) -> float | None:
+    """Return the data-parallel engines on a page: all, or those of this server if requests are balanced elsewhere."""
+    if has_option(command, *_BALANCED_ELSEWHERE):
+        return option_number(command, "data-parallel-size-local", "dpl")
+    return option_number(command, "data-parallel-size", "dp")
+
+
 ENGINE = Engine(
     "vllm",
     ("vllm_",),
     re.compile(r"(?:^|[\s/])(?:vllm serve|vllm\.entrypoints|VLLM::|dynamo\.vllm)"),
     read,
-    parallel=(("tensor-parallel-size", "tp"), ("pipeline-parallel-size", "pp"), ("data-parallel-size", "dp")),
+    parallel=(("tensor-parallel-size", "tp"), ("pipeline-parallel-size", "pp")),
+    replicas=_replicas,
 )

@@ -91,6 +91,24 @@ def test_the_server_is_the_parent_of_the_process_on_the_gpu(page: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("words", "gpus"),
+    [
+        (("-dp", "16"), 32),
+        (("--data-parallel-size", "16", "--data-parallel-rank", "3"), 2),
+        (("--data-parallel-size=16", "--data_parallel_rank=0"), 2),
+        (("-dp", "16", "-dpl", "1", "-dpe"), 2),
+        (("-dp", "16", "--data-parallel-size-local", "8", "--data-parallel-hybrid-lb"), 16),
+        (("-dp", "16", "-dpl", "8", "-dpr", "8"), 16),
+        (("-dp", "16", "--data-parallel-size-local", "8", "--no-data-parallel-hybrid-lb"), 32),
+    ],
+)
+def test_gpus_of_a_vllm_are_those_of_the_engines_on_its_page(page: Path, words: tuple[str, ...], gpus: int) -> None:
+    with started(page, *WORDS, "-tp", "2", *words) as one:
+        said = found(EngineSettings(ports=(one.port,)), [guest(one.child)], [one.pid, one.child])
+    assert [target.placement.shared for target in said.endpoints] == [gpus]
+
+
 def test_only_listed_ports_of_the_same_job_are_tried(page: Path) -> None:
     with started(page, *WORDS) as one:
         others = found(EngineSettings(ports=(one.port,)), [guest(one.child)], [one.child])
