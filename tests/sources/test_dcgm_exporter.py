@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from exporter.core.model import PPM, SECOND, Device, Reading
 from exporter.sources.base import SourceError
 from exporter.sources.dcgm_exporter.source import DcgmExporterSource
+from exporter.specs import find_spec
 from tests.sources.conformance import LAWS, Law
-from tests.sources.exporter_pages import BUSY, ENERGY, H100, L4, SPECS, gpu, kinds, reading, source
+from tests.sources.exporter_pages import BUSY, ENERGY, H100, L4, SPECS, Pages, gpu, kinds, reading, source
 
 # What each generation calls a field, and its unit.
 
@@ -174,6 +175,23 @@ def test_a_model_without_figures_is_told_once_for_each_gpu_and_not_by_the_probe(
     assert [(f.kind, f.uuid) for f in src.read(0).faults] == [("unknown_model", "GPU-0"), ("unknown_model", "GPU-2")]
     src.resync()
     assert src.read(SECOND).faults == ()
+
+
+@pytest.mark.parametrize(
+    "model", [H100, "NVIDIA A100-SXM4-80GB", "NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition"]
+)
+def test_a_model_whose_blanks_are_dashes_has_the_drivers_name(model: str) -> None:
+    page = gpu(0, modelName=model.replace(" ", "-"))
+    result = DcgmExporterSource("http://node1:9400/metrics", fetch=Pages(page)).read(0)
+    assert [(d.model, d.spec) for d in result.devices] == [(model, find_spec(model))]
+    assert result.devices[0].spec is not None
+    assert result.faults == ()
+
+
+@pytest.mark.parametrize("model", ["Never-Heard-Of", "-" * 5000, "NVIDIA H100-80GB-HBM3"])
+def test_an_unknown_model_keeps_its_name(model: str) -> None:
+    result = source(gpu(0, modelName=model)).read(0)
+    assert [(d.model, d.spec) for d in result.devices] == [(model, None)]
 
 
 def test_lower_case_labels_are_read_too() -> None:

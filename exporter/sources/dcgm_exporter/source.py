@@ -8,6 +8,7 @@ scheduler. Does not use `DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL`, whose unit changed
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache, partial
+from itertools import product
 from math import inf
 from pathlib import Path
 from time import monotonic
@@ -216,7 +217,7 @@ class DcgmExporterSource:
         lookup: Callable[[str], Spec | None] = find_spec,
         fetch: PageFetcher | None = None,
     ) -> None:
-        self._url, self._lookup = redact_secrets(url), cache(lookup)
+        self._url, self._model = redact_secrets(url), cache(partial(_known_model, lookup=lookup))
         self._fetch = HttpPageFetcher(url, timeout_seconds=timeout_seconds) if fetch is None else fetch
         self._page = DcgmExporterPage(self._url, hostname=hostname)
         self._max_gap, self._collect_interval = _nanoseconds(max_gap_seconds), _nanoseconds(collect_interval_seconds)
@@ -293,7 +294,7 @@ class DcgmExporterSource:
 
     def _update_board(self, uuid: str, gpu: GpuLines, faults: list[Fault]) -> _BoardState:
         """Update the state of a board from this page; a new MIG layout drops the baseline."""
-        spec = self._lookup(gpu.model)
+        model, spec = self._model(gpu.model)
         if uuid not in self._boards:
             self._boards[uuid] = _BoardState((), XidTracker())
             faults += [unknown_model(uuid, gpu.model)] if spec is None else []
@@ -304,7 +305,7 @@ class DcgmExporterSource:
             state.reset()
         lacks = NVLINK_SIGNALS if spec is not None and not spec.nvlink_bytes_per_second else ()
         condition = "recovery" if gpu.figures.get("recovery_action") else ""
-        board = Device(uuid, gpu.index, gpu.model, spec, lacks, condition)
+        board = Device(uuid, gpu.index, model, spec, lacks, condition)
         state.devices = devices_of(board, gpu) if gpu.instances else (board,)
         if not state.devices:
             state.devices = (board,)
@@ -427,6 +428,24 @@ def open_dcgm_exporter(config: Any) -> DcgmExporterSource:
         source.close()
         raise
     return source
+
+
+_MOST_PARTS = 9
+"""As many parts between dashes as the longest name of a board has."""
+
+
+def _known_model(shown: str, *, lookup: Callable[[str], Spec | None]) -> tuple[str, Spec | None]:
+    """Return the driver's name of a model and its spec; the name on the page and None if no spelling is known."""
+    return next(((name, spec) for name in _spellings(shown) if (spec := lookup(name))), (shown, None))
+
+
+def _spellings(shown: str) -> Iterator[str]:
+    """Yield a name, then all that dcgm-exporter may have made it of with --replace-blanks-in-model-name."""
+    yield shown
+    parts = shown.split("-")
+    if " " not in shown and len(parts) <= _MOST_PARTS:
+        for joints in product(" -", repeat=len(parts) - 1):
+            yield "".join(map("".join, zip(parts, (*joints, ""), strict=True)))
 
 
 def _mig_reading(device: Device, gpu: GpuLines, span: tuple[int, int], joules: float | None, stale: str) -> Reading:
