@@ -1,6 +1,7 @@
 """Tests the dcgm-exporter source on pages of all releases and on garbage; MIG, health and HTTP have their own files."""
 
 import math
+from itertools import permutations
 
 import pytest
 from hypothesis import given
@@ -206,6 +207,25 @@ def test_a_line_for_each_pod_is_one_measurement() -> None:
     batch = src.read(SECOND)
     assert [(r.gr_engine_active, r.power_watts) for r in batch.readings] == [(0.95, 512.25)]
     assert batch.faults == ()
+
+
+@pytest.mark.parametrize("order", list(permutations(("", "idle-0", "busy-0"))))
+def test_shares_of_pods_are_not_what_the_gpu_does(order: tuple[str, ...]) -> None:
+    """Since NVIDIA/dcgm-exporter#594, --kubernetes-virtual-gpus gives each pod its share of two metrics as well."""
+    values = {"": (98, 41000), "idle-0": (0, 500), "busy-0": (97, 40000)}
+    page = "".join(
+        gpu(0, {name: str(value)}, pod=pod, namespace=pod and "ml")
+        for name, column in (("DCGM_FI_DEV_GPU_UTIL", 0), ("DCGM_FI_DEV_FB_USED", 1))
+        for pod in order
+        for value in [values[pod][column]]
+    )
+    src = source(page)
+    src.read(0)
+    batch = src.read(SECOND)
+    assert [(r.gpu_utilization, r.memory_used_bytes) for r in batch.readings] == [(0.98, 41000 * 2**20)]
+    assert batch.faults == ()
+    assert batch.owner_labels is not None
+    assert {label.pod for label in batch.owner_labels["GPU-0"]} == {"idle-0", "busy-0"}
 
 
 def test_lines_that_contradict_each_other_are_told() -> None:

@@ -77,6 +77,10 @@ OF_A_BOARD = {each.name for each in _FIELDS} - OF_AN_INSTANCE - _OF_NEITHER
 """Figures of a board in MIG mode, which DCGM repeats for each instance. The remaining figures are used for neither: it
 is not known which instance transferred the bytes."""
 
+_PER_POD = ("DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_DEV_FB_USED")
+"""Metrics whose lines with a pod have that pod's share, beside the device's own line without one, with
+--kubernetes-virtual-gpus since NVIDIA/dcgm-exporter#594; in earlier releases each line has the device's value."""
+
 XID = frozenset(name for name, (figure, *_) in SERIES.items() if figure == "xid")
 """Gauges that keep the code of the last critical error; many exporters omit them before the first error."""
 XID_COUNTS = ("DCGM_EXP_XID_ERRORS_TOTAL", "DCGM_EXP_XID_ERRORS_COUNT")
@@ -173,19 +177,23 @@ class GpuLines(Struct):
         elif name in SERIES:
             figure = SERIES[name][0]
             if owner is self or figure in OF_AN_INSTANCE:
-                owner.add_figure(name, value)
+                owner.add_figure(name, value, of_pod=name in _PER_POD and named is not None and named.pod != "")
             elif figure in OF_A_BOARD:
                 self.add_figure(name, value, borrowed=True)
 
-    def add_figure(self, name: str, value: float, *, borrowed: bool = False) -> None:
-        """Add one figure unless it is blank. The board's own line has priority over one repeated by an instance."""
+    def add_figure(self, name: str, value: float, *, borrowed: bool = False, of_pod: bool = False) -> None:
+        """Add one figure unless it is blank.
+
+        Its own line has priority over one that an instance repeats (`borrowed`) and over a pod's share (`of_pod`).
+        """
         figure, factor, row = SERIES[name]
         if not is_measured(value, figure):
             return
-        row += ROWS * borrowed
+        row += ROWS * (borrowed or of_pod)
         known = self.rows.get(figure)
         if known is None or row < known:
             self.figures[figure], self.rows[figure] = value * factor, row
+            self.conflicts.discard(name)
         elif row == known and value * factor != self.figures[figure] and not borrowed:
             # With time-slicing a GPU's line is repeated for each pod: the same measurement, so never add them up.
             self.conflicts.add(name)
