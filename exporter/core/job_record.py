@@ -93,6 +93,8 @@ class JobRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Of the leaks that rest on an estimate, the least and the most that they may be."""
     evidence: dict[str, dict[str, int]] = {}
     """GPU-nanoseconds by kind of evidence, of the leaks that can have several."""
+    left: bool = False
+    """Whether it had released its GPUs by `end`, as far as this ledger saw."""
 
     @property
     def layers(self) -> Layers:
@@ -233,4 +235,5 @@ def build_job_record(
         useful_pipe=job.useful_pipe,
         bounds=dict(job.bounds),
         evidence={leak: dict(kinds) for leak, kinds in job.evidence.items()},
+        left=not job.gpus,
     )

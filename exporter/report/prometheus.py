@@ -5,10 +5,9 @@ GPU time that no daemon counted is unobserved, so that the parts add up to the t
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import chain, groupby, pairwise
+from itertools import chain, groupby
 from math import ceil
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from exporter.core.model import SECOND
@@ -33,7 +32,7 @@ from exporter.report.build import (
     with_tokens,
 )
 from exporter.report.model import JobIdentity, JobReport, QualityMetric, ReportError, RunPeriod, ServingSummary
-from exporter.report.prometheus_run import PrometheusRunData
+from exporter.report.prometheus_run import PrometheusRunData, split_at_falls
 from exporter.report.query import (
     DAY_SECONDS,
     InstanceKey,
@@ -42,35 +41,19 @@ from exporter.report.query import (
     VectorSample,
     find_run,
     identity_of,
+    last_increase,
 )
+from exporter.report.uncounted import CounterSegment, Tolerance, Uncounted, uncounted, unknown_note
 
 Point = tuple[float, float]
 """Unix seconds, value."""
-
-
-class CounterSegment(Struct, frozen=True, kw_only=True):
-    """Paid seconds of a daemon between two restarts: the first and the last sample."""
-
-    first: float
-    paid_at_first: float
-    """Paid seconds at the first sample."""
-    last: float
-    paid_at_last: float
-    end_known: bool = True
-    """False if the job's end on this node was not sampled."""
-    scrape_interval: float = 0.0
-
-    @property
-    def gpus(self) -> float:
-        """GPUs held: the growth of paid seconds per second."""
-        return (self.paid_at_last - self.paid_at_first) / (self.last - self.first) if self.last > self.first else 0.0
 
 
 def prometheus_books(data: PrometheusRunData) -> JobBooks:
     """Build the books of all nodes of the run."""
     seen = data.metrics.by_node("paid_seconds")
     gpus = _least_gpus(data, seen) | data.max_gpus
-    unseen = {node: _node_uncounted(data, node, data.max_gpus.get(node, 0.0)) for node in seen}
+    unseen = {node: _node_uncounted(data, node).held for node in seen}
     currency, rates = _hourly_rates(data, seen)
     labels = [counter.labels for counter in data.metrics.counters("seconds")]
     reported_layers = {each.get("leak", ""): each.get("layer", "") for each in labels}
@@ -149,7 +132,7 @@ def _gpus_held(data: PrometheusRunData) -> dict[InstanceKey, float]:
         duration = sum(each.last - each.first for each in segments)
         if duration * _SHARED_TOLERANCE <= run.scrape_interval:
             continue
-        mean_gpus = sum(each.paid_at_last - each.paid_at_first for each in segments) / duration
+        mean_gpus = sum(each.gpus * (each.last - each.first) for each in segments) / duration
         number = numbers.get(run.instance, 0.0)
         shared = 0 < mean_gpus < (1 - _SHARED_TOLERANCE) * number
         gpus_by_instance[run.instance] = mean_gpus if shared else number
@@ -166,52 +149,45 @@ def _least_gpus(data: PrometheusRunData, paid: Mapping[str, float]) -> dict[str,
 # -- time that no daemon counted --
 
 
-def _node_uncounted(data: PrometheusRunData, node: str, gpus: float) -> float:
-    """Return the GPU-seconds for which the node held the job's GPUs and no daemon counted."""
+def _node_uncounted(data: PrometheusRunData, node: str) -> Uncounted:
+    """Return the GPU-seconds of the node that no daemon counted."""
     runs = [each for each in data.run.instance_runs if data.node_names[each.instance] == node]
-    segments = chain.from_iterable(_instance_segments(data, each) for each in runs)
-    return uncounted_gpu_seconds(segments, start=min(each.start for each in runs), end=data.run.end, gpus=gpus)
+    segments = list(chain.from_iterable(_instance_segments(data, each) for each in runs))
+    most = max(each.gpus for each in segments) or max(map(_gpus_since_start, segments))
+    gpus = min(most, data.max_gpus.get(node, most))
+    interval = max(each.scrape_interval for each in runs)
+    return uncounted(
+        (each if each.gpus else replace(each, gpus=gpus) for each in segments),
+        end=data.run.end,
+        tolerance=Tolerance(start=interval, between=0.0, end=2 * interval),
+        replaced=any(sample.labels.get("workload_namespace") for sample in data.metrics.gauges("info")),
+    )
+
+
+def _gpus_since_start(segment: CounterSegment) -> float:
+    """Return the mean of the GPUs held up to its first sample, for a counter without growth."""
+    held = segment.first - segment.start
+    return segment.paid_at_first / held if held > 0 else 0.0
 
 
 def _instance_segments(data: PrometheusRunData, run: InstanceRun) -> Iterator[CounterSegment]:
-    """Yield a segment between each two restarts of the daemon."""
-    if run.instance in data.restarted:
-        points = data.restarted[run.instance].points
-        first, paid = points[0], points[-1][1]
-        for before, after in pairwise(points):
-            if after[1] < before[1]:
-                yield _segment(first, before, run)
-                first = after
-    else:
+    """Yield a segment between each two falls of the daemon's counter."""
+    if run.instance not in data.restarted:
         paid = data.metrics.by_instance("paid_seconds")[run.instance]
         first = data.first_samples.get(run.instance, (run.end, paid))
-    yield _segment(first, (run.end, paid), run, end_known=run.ended)
+        yield _segment(first, (run.end, paid), run.start, end_known=run.ended)
+        return
+    starts = dict(data.restarted_starts.get(run.instance, ()))
+    for points in split_at_falls(data.restarted[run.instance].points):
+        end, first = last_increase(points), points[0]
+        yield _segment(first, (end, points[-1][1]), starts.get(first[0], run.start), end_known=points[-1][0] > end)
 
 
-def _segment(first: Point, last: Point, run: InstanceRun, *, end_known: bool = True) -> CounterSegment:
+def _segment(first: Point, last: Point, start: float, *, end_known: bool) -> CounterSegment:
+    gpus = (last[1] - first[1]) / (last[0] - first[0]) if last[0] > first[0] else 0.0
     return CounterSegment(
-        first=first[0], paid_at_first=first[1], last=last[0], paid_at_last=last[1], end_known=end_known,
-        scrape_interval=run.scrape_interval,
-    )  # fmt: skip
-
-
-def uncounted_gpu_seconds(segments: Iterable[CounterSegment], *, start: float, end: float, gpus: float) -> float:
-    """Return a node's GPU-seconds from `start` to `end` outside its segments; `gpus` if no segment has a rate.
-
-    Less than one scrape interval at the start, or two at the end, is ignored: clocks and scrapes differ.
-    """
-    ordered = sorted(segments, key=lambda segment: segment.first)
-    mean_rate = max((segment.gpus for segment in ordered), default=0.0) or gpus
-    late_seconds, last = _gap_gpu_seconds(ordered[0], start, mean_rate), ordered[-1]
-    total = late_seconds if late_seconds > mean_rate * ordered[0].scrape_interval else 0.0
-    total += sum(_gap_gpu_seconds(after, before.last, mean_rate) for before, after in pairwise(ordered))
-    silence = end - last.last
-    return total + (mean_rate * silence if not last.end_known and silence > 2 * last.scrape_interval else 0.0)
-
-
-def _gap_gpu_seconds(segment: CounterSegment, before: float, mean_rate: float) -> float:
-    """Return the GPU-seconds from `before` to the segment's first sample that it has not counted."""
-    return max(0.0, (segment.gpus or mean_rate) * (segment.first - before) - segment.paid_at_first)
+        start=start, first=first[0], paid_at_first=first[1], last=last[0], gpus=gpus, end_known=end_known
+    )
 
 
 DEFAULT_LOOKBACK_SECONDS = 30 * DAY_SECONDS
@@ -370,11 +346,19 @@ def _unseen_notes(data: PrometheusRunData) -> Iterator[str]:
     run = data.run
     if run.previous_end is not None:
         yield earlier_run_note(run.previous_end)
-    if data.restarted:
-        names = sorted({data.node_names[instance] for instance in data.restarted})
+    if names := sorted({data.node_names[each.instance] for each in run.instance_runs if _began_anew(data, each)}):
         yield f"daemons that began anew in the run: {', '.join(names)}; what they had counted before is added"
+    for node in sorted(data.metrics.by_node("paid_seconds")):
+        if unknown := _node_uncounted(data, node).unknown:
+            yield unknown_note(node, unknown)
     if unsampled := sorted(set(data.metrics.by_node("paid_seconds")) - data.max_gpus.keys()):
         yield f"no scrape of {', '.join(unsampled)} met the job at work: it held at least as many GPUs as are shown"
+
+
+def _began_anew(data: PrometheusRunData, run: InstanceRun) -> bool:
+    """Whether its counter fell while the job was there, and not because the job left the node and returned."""
+    *before, _ = _instance_segments(data, run)
+    return not all(segment.end_known for segment in before)
 
 
 def _quality_metrics(data: PrometheusRunData, books: JobBooks) -> Iterator[QualityMetric]:

@@ -4,7 +4,7 @@ A counter that fell was restarted: the value before each fall is added. Two addr
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import chain, pairwise
 from operator import attrgetter
@@ -28,8 +28,6 @@ from exporter.report.query import (
 )
 
 _MAX_SUBQUERY_POINTS = 1000
-_FIRST_SAMPLE_SECONDS = 900.0
-"""First samples later than this after the job's start are not read: such a daemon counted all of it by then."""
 _SCRAPE_LABELS = frozenset({"__name__", "cluster", "instance", "job"})
 """Labels that identify the scrape target, not the series."""
 
@@ -96,7 +94,7 @@ class PrometheusRunData:
         gauges = self._last_samples(ends, job_query.selector("", '__name__=~"gpu_efficiency_job_.+"'))
         self.node_names = self._query_node_names(ends)
         self.restarted = self._query_restarted()
-        """All samples of paid seconds of daemons that restarted with counters at 0."""
+        """All samples of paid seconds of daemons whose counter fell: they began anew, or the job left and returned."""
         self._first_samples = self._query_first_samples()
         self._continued_from = self._find_continued()
         """By daemon: the instance whose counters it has resumed, and their value then."""
@@ -135,11 +133,32 @@ class PrometheusRunData:
         return first_samples
 
     def _query_first_samples(self) -> dict[InstanceKey, tuple[float, float]]:
-        last = max(each.start for each in self.run.instance_runs) + _FIRST_SAMPLE_SECONDS
-        paid = self.job_query.job_selector("paid_seconds_total")
-        start, end = self.run.query_start, min(last, self.run.query_end)
-        found = self.job_query.range_samples(paid, start, end, series=self.instance_count)
-        return {series.instance: series.points[0] for series in found}
+        """Read the first sample of each daemon that is stored; it may have counted long before."""
+        paid, step = self.job_query.job_selector("paid_seconds_total"), self._resolution_seconds
+        start, end = self.run.query_start, self.run.query_end
+        recent = f"timestamp(last_over_time({paid}[{step}s]))"
+        query = f"min by (cluster, instance) (min_over_time({recent}[{range_duration(start, end)}:{step}s]))"
+        by_time: dict[float, set[InstanceKey]] = defaultdict(set)
+        for sample in self.job_query.instant_query(query, end + step):  # the first step has no sample before the start
+            by_time[sample.value].add(sample.instance)
+        first_samples: dict[InstanceKey, tuple[float, float]] = {}
+        for at, instances in by_time.items():
+            begin = max(start, at - 2 * step)
+            found = self.job_query.range_samples(paid, begin, min(at, end), series=self.instance_count)
+            first_samples |= {series.instance: series.points[0] for series in found if series.instance in instances}
+        return first_samples
+
+    @cached_property
+    def restarted_starts(self) -> dict[InstanceKey, list[tuple[float, float]]]:
+        """Return all samples of the job's start on the daemons whose counter fell."""
+        start, end = self.run.query_start, self.run.query_end
+        return {
+            instance: series.points
+            for instance in self.restarted
+            for series in self.job_query.range_samples(
+                self.job_query.job_selector("start_timestamp_seconds", *_instance_matchers(instance)), start, end
+            )
+        }
 
     @cached_property
     def max_gpus(self) -> dict[str, float]:
@@ -279,7 +298,7 @@ class PrometheusRunData:
         samples = self._last_samples(steady, self.job_query.selector("", counters))
         for instance, series in self.restarted.items():
             selector = self.job_query.selector("", counters, *_instance_matchers(instance))
-            restarts = [before for (before, high), (_, low) in pairwise(series.points) if low < high]
+            restarts = [points[-1][0] for points in split_at_falls(series.points)[:-1]]
             for previous, at in pairwise([self.run.query_start, *restarts, last_samples[instance]]):
                 lookback = range_duration(0, min(2 * LOOKBACK_SECONDS, at - previous - 0.001))
                 samples += self.job_query.instant_query(f"last_over_time({selector}[{lookback}])", at)
@@ -297,6 +316,12 @@ class PrometheusRunData:
             counter = CounterTotal(self.node_names[instance], instance, dict(labels), value)
             counters[name.removesuffix("_total")].append(counter)
         return counters
+
+
+def split_at_falls(points: Sequence[tuple[float, float]]) -> list[Sequence[tuple[float, float]]]:
+    """Split the samples of a counter where it fell."""
+    falls = [number for number, ((_, high), (_, low)) in enumerate(pairwise(points), 1) if low < high]
+    return [points[a:b] for a, b in pairwise([0, *falls, len(points)])]
 
 
 def _instance_matchers(instance: InstanceKey) -> tuple[str, str]:

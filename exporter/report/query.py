@@ -386,16 +386,16 @@ def _instance_run(samples: RangeSamples, start: float) -> InstanceRun:
     return InstanceRun(
         instance=samples.instance,
         start=start,
-        end=_last_increase(samples),
+        end=last_increase(samples.points),
         last_sample=samples.points[-1][0],
         scrape_interval=median(gaps or [SCRAPE_INTERVAL_SECONDS]),
     )
 
 
-def _last_increase(samples: RangeSamples) -> float:
+def last_increase(points: Sequence[tuple[float, float]]) -> float:
     """Return the time of the first sample with the last value."""
-    end, last = samples.points[-1]
-    for at, value in reversed(samples.points):
+    end, last = points[-1]
+    for at, value in reversed(points):
         if value != last:
             break
         end = at

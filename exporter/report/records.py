@@ -6,7 +6,7 @@ Nanoseconds are summed as integers until the last division.
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from operator import attrgetter
 from typing import TypeVar
 
@@ -50,6 +50,7 @@ from exporter.report.model import (
     RunPeriod,
     ServingSummary,
 )
+from exporter.report.uncounted import CounterSegment, Tolerance, Uncounted, uncounted, unknown_note
 from exporter.report.usage import job_identity
 from exporter.specs import find_spec
 
@@ -58,8 +59,7 @@ _SAME_RUN_SECONDS = 60.0
 """Records closer than this are of one run."""
 _STALE_SECONDS = 180.0
 """Maximum age of a running job's record relative to the newest: a store is written once a minute."""
-_MAX_CLOCK_GAP_SECONDS = 5.0
-"""A shorter gap between two ledgers is ignored: clocks differ."""
+_TOLERANCE = Tolerance(start=_SAME_RUN_SECONDS, between=5.0, end=_STALE_SECONDS)
 
 
 class NodeRun(Struct, frozen=True, kw_only=True):
@@ -137,17 +137,31 @@ def _same_job(record: JobRecord, kept: JobRecord) -> bool:
 # -- time that no daemon counted --
 
 
-def uncounted_nanoseconds(node_run: NodeRun, run: JobRun) -> int:
-    """Return the GPU-nanoseconds for which the node held the job's GPUs and no ledger counted."""
-    seconds, before = 0.0, node_run.records[0].start
-    for number, record in enumerate(node_run.records):
-        gap = books_start(record, before) - before
-        seconds += record.whole_gpus * gap if gap > (_MAX_CLOCK_GAP_SECONDS if number else _SAME_RUN_SECONDS) else 0.0
-        before = record.end
-    silence = run.end - before
-    if node_run.last.running and silence > _STALE_SECONDS:
-        seconds += node_run.last.whole_gpus * silence
-    return round(seconds * SECOND)
+def node_uncounted(node_run: NodeRun, run: JobRun) -> Uncounted:
+    """Return the GPU-seconds of the node that no ledger counted."""
+    return uncounted(
+        _segments(node_run.records),
+        end=run.end,
+        tolerance=_TOLERANCE,
+        replaced=any(record.owner.namespace for record in node_run.records),
+    )
+
+
+def _segments(records: Sequence[JobRecord]) -> Iterator[CounterSegment]:
+    """Yield a segment for each record: two in one ledger mean that the job left the node and returned."""
+    before = None
+    for record, following in zip_longest(records, records[1:]):
+        same_ledger = before is not None and before.life == record.life
+        first = record.start if same_ledger else books_start(record, record.start if before is None else before.end)
+        yield CounterSegment(
+            start=record.start,
+            first=first,
+            paid_at_first=0.0,
+            last=record.end,
+            gpus=record.whole_gpus,
+            end_known=not record.running if following is None else record.left or following.life == record.life,
+        )
+        before = record
 
 
 def books_start(record: JobRecord, before: float) -> float:
@@ -440,13 +454,13 @@ def _find_run(records: Sequence[JobRecord], job_id: str, at: float, sources: Rec
 def record_books(run: JobRun) -> JobBooks:
     """Build the books of all nodes: exactly what the ledgers hold."""
     parts: dict[str, dict[str, int]] = {node_run.node: _sum_parts(node_run.records) for node_run in run.node_runs}
-    uncounted = {each.node: time for each in run.node_runs if (time := uncounted_nanoseconds(each, run)) > 0}
+    unseen = {each.node: time for each in run.node_runs if (time := round(node_uncounted(each, run).held * SECOND)) > 0}
     seen = {node_run.node: sum(record.paid for record in node_run.records) for node_run in run.node_runs}
     currency, rates = _hourly_rates(run, seen)
     return JobBooks(
         parts=parts,
         seen=seen,
-        unseen=uncounted,
+        unseen=unseen,
         gpus={node_run.node: node_run.max_gpus for node_run in run.node_runs},
         currency=currency,
         rates=rates,
@@ -525,8 +539,10 @@ def _unseen_notes(run: JobRun, sources: RecordSources) -> Iterator[str]:
     yield from sources.notes
     yield from _absent_nodes(run)
     for node_run in run.node_runs:
-        if len(node_run.records) > 1:
-            yield f"the daemon of {node_run.node} began anew in the run: its {len(node_run.records)} parts are added"
+        if (lives := len({record.life for record in node_run.records})) > 1:
+            yield f"the daemon of {node_run.node} began anew in the run: its {lives} parts are added"
+        if unknown := node_uncounted(node_run, run).unknown:
+            yield unknown_note(node_run.node, unknown)
     if run.previous_end is not None:
         yield earlier_run_note(run.previous_end)
     if any(record.service is not None for record in run.records):

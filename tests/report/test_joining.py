@@ -374,6 +374,28 @@ def test_a_node_that_fell_silent_owes_the_rest_and_one_that_saw_the_end_does_not
     assert "unobserved" not in booked(join(young, whole))
 
 
+def test_a_job_of_kubernetes_goes_on_without_a_node_that_was_lost() -> None:
+    pod = owner(namespace="ml")
+    whole = stated(node="n2", end=BEGIN + 7200, paid=4 * HOUR, parts={"useful": 4 * HOUR}, owner=pod)
+    found = join(stated(running=True, owner=pod), whole)
+    assert booked(found)["unobserved"] == 2 * HOUR // 12
+    assert "node n1 fell silent while it held GPUs, and the job went on: 1.83 GPU-hours are not" in "\n".join(
+        found.unseen
+    )
+
+
+def test_a_replica_that_was_away_is_not_charged() -> None:
+    """In one ledger its absence is known; a new ledger only knows when it returned."""
+    whole = stated(node="n2", end=BEGIN + 14_400, whole_gpus=0.0)
+    for later, hours in ((stated(), 0), (stated(life="b"), 2 / 12)):
+        again = replace(later, start=BEGIN + 10_800, end=BEGIN + 14_400)
+        assert booked(join(whole, stated(), again)).get("unobserved", 0) == round(hours * HOUR)
+        assert "unobserved" not in booked(join(whole, stated(left=True), again))
+    for life, noted in (("a", False), ("b", True)):
+        notes = join(whole, stated(), replace(again, life=life)).unseen
+        assert any("began anew" in note for note in notes) is noted
+
+
 def test_a_job_over_eight_nodes_of_which_one_tells_nothing() -> None:
     told = [stated(node=f"n{n}", owner=owner(nodes=8)) for n in range(7)]
     found = join(*told, source="nodes", unanswered=("http://n7:19400 cannot be reached (refused)",))
