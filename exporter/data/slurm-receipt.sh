@@ -19,7 +19,8 @@ append=no                             # yes: append to a comment by others
 command=/opt/gpu-efficiency/bin/gpu-efficiency
 config=/etc/gpu-efficiency/config.toml
 flags=                                # of `report`: "--prometheus http://prometheus:9090" includes all nodes
-wait=15                               # seconds to wait until the node's daemon detects the end of the job
+wait=                                 # seconds to wait at most until the end of the job is seen: 15 if the node's daemon
+                                      # is asked. With --prometheus all of them, 150, for two scrapes a minute apart
 limit=60                              # seconds for any single step
 mark='gpu-efficiency: '               # beginning of comments by this script
 PATH=/usr/sbin:/usr/bin:/sbin:/bin    # where Slurm's commands are
@@ -72,7 +73,7 @@ receipt() {
         set -- --config "$config" "$@"
     fi
     # shellcheck disable=SC2086  # flags are words
-    nice -n 19 timeout -k 5 "$((limit + wait))" "$command" report "$job" $flags "$@" </dev/null 2>/dev/null
+    nice -n 19 timeout -k 5 "$((limit + wait))" "$command" report "$job" $flags "$@" </dev/null
 }
 
 # Prints the id that squeue and sacct show, such as 6_1 in an array and 7+0 in a heterogeneous job: the report $1 begins
@@ -166,13 +167,23 @@ file() {
 
 # -- main --
 
+# True if a Prometheus is asked: it has no daemon to wait for, but further scrapes.
+scraped() {
+    case " $flags" in
+        *' --prometheus'*) return 0 ;;
+    esac
+    return 1
+}
+
 write() {
-    if [ -n "$flags" ]; then
-        sleep "$wait" # for the last scrape
+    if scraped; then
+        set --
+    else
+        set -- --wait "$wait"
     fi
-    if ! line=$(receipt --line --wait "$wait"); then
+    if ! line=$(receipt --line "$@" 2>/dev/null); then
         # As a rule a job without GPUs.
-        tell "job $job: no receipt: \`$command report $job\` says why" info
+        tell "job $job: no receipt: $(receipt --line 2>&1 | head -n 1)" info
         return 0
     fi
     part=$(part) name=$(shown_id "$line")
@@ -181,7 +192,7 @@ write() {
             comment) comment Comment "$(printf '%s' "$mark$line${part:+ ($part)}" | one_line)" ;;
             admin_comment) comment AdminComment "$(printf '%s' "$mark$line${part:+ ($part)}" | one_line)" ;;
             file)
-                if text=$(receipt --short); then
+                if text=$(receipt --short 2>/dev/null); then
                     hint="${part:+
 This is the $part; each of the others shows its own: gpu-efficiency report $name}"
                     case $text in
@@ -220,7 +231,11 @@ if ! number "$job"; then
     tell "SLURM_JOB_ID is no number: '$job'"
 elif [ "${1:-}" = detached ]; then
     exec >/dev/null
-    if first_node; then locked write; fi
+    if first_node; then
+        if scraped; then sleep "${wait:=150}"; fi
+        : "${wait:=15}"
+        locked write
+    fi
 elif [ "$places" != none ]; then
     # slurmd kills the epilog's process group when the epilog ends. The substitution ends once the detached process has
     # closed its output, and by then it has left that group.

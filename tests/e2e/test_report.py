@@ -4,7 +4,9 @@ The hours are `tests/report/stored.py`; nothing waits for a clock.
 """
 
 import json
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,9 +20,10 @@ from exporter.core.pipeline import advance
 from exporter.core.prices import Price, Terms
 from exporter.core.snapshot import DaemonMetadata, take_snapshot
 from tests.dashboards.past import prometheus
-from tests.e2e.running import Page
+from tests.e2e.running import ROOT, Page
 from tests.report.commands import run
 from tests.report.stored import BEGIN, END, put, samples
+from tests.schedulers.test_receipt_epilog import Node
 from tests.worlds import WORKING, S, cut, device, first, held, reading, seen
 
 pytestmark = pytest.mark.e2e
@@ -454,3 +457,14 @@ def test_a_task_is_found_by_its_name_and_of_two_clusters_neither_is_taken_for_th
     assert "(61 in real, 63 in remembers)" in err
     assert "there is no job 60 of its own, but 1 task of array 60: 60_1." in said("60")[2]
     assert "no job 60_2 is stored there" in said("60_2")[2]
+
+
+def test_the_epilog_asks_a_prometheus_with_the_real_command(url: str, tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    report = tmp_path / "report"
+    report.write_text(f'#!/bin/sh\nexport NO_PROXY=127.0.0.1\nexec {sys.executable} -m exporter "$@"\n')
+    report.chmod(0o755)
+    node.settings |= {"command": f"{report}", "flags": f"--prometheus {url} --at {NOW}", "wait": "1"}
+    node.environ |= {"SLURM_JOB_ID": "41", "RECORDS": "41|41|", "PYTHONPATH": f"{ROOT}"}
+    assert node.write() == ""
+    assert node.comment().startswith("gpu-efficiency: job 41: 45.0 % useful (GAU 95.0 % x ECTR 71.0 % x eMFU 66.7 %)")

@@ -139,8 +139,21 @@ def test_the_configuration_and_further_flags_are_handed_on(node: Node) -> None:
     config.touch()
     node.settings |= {"config": f"{config}", "flags": "--prometheus http://p:9090", "wait": "0"}
     node.write()
-    wanted = f"[report] [4711] [--prometheus] [http://p:9090] [--config] [{config}] [--line] [--wait] [0]"
+    wanted = f"[report] [4711] [--prometheus] [http://p:9090] [--config] [{config}] [--line]"
     assert node.told("gpu-efficiency") == [wanted]
+
+
+def test_two_scrapes_are_waited_for_before_a_prometheus_is_asked(node: Node) -> None:
+    """Outside the lock: many jobs may wait at once."""
+    sleep = node.root / "bin/sleep"
+    sleep.write_text(f"#!/bin/sh\necho \"sleep [$1] $(ls '{node.root}')\" >>'{node.root}/told'\n")
+    sleep.chmod(0o755)
+    node.settings["flags"] = "--prometheus=http://p:9090"
+    node.write()
+    (told,) = node.told("sleep")
+    assert told.startswith("[150]")
+    assert "locks" not in told
+    assert node.comment() == f"gpu-efficiency: {LINE}"
 
 
 def test_slurmd_is_not_made_to_wait_and_may_kill_the_epilogs_group(node: Node) -> None:
@@ -246,7 +259,7 @@ def test_who_asks_a_prometheus_has_all_nodes(node: Node) -> None:
 @pytest.mark.parametrize(
     ("environ", "complaint"),
     [
-        ({"MISSING": "1"}, "no receipt: .* report 4711` says why"),
+        ({"MISSING": "1"}, "no receipt: job 4711: 40.0 % useful"),
         ({"RECORDS": "sacct: error: Sending PersistInit msg: refused"}, "no record to write into: sacct: error"),
         ({"RECORDS": "47110|47110|"}, "no record to write into"),
         ({"DENIED": "no privilege"}, "sacctmgr: no privilege"),
