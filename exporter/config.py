@@ -201,6 +201,7 @@ def _start_of(day: date) -> float:
     return datetime.combine(day, time(), UTC).timestamp()
 
 
+_DEFAULT_CURRENCY = "USD"
 Currency = Annotated[str, Meta(min_length=1, max_length=15, pattern=r"^[A-Za-z][A-Za-z0-9_-]*$")]
 """A code as in ISO 4217, or another name in letters: a symbol such as $ stands for several currencies."""
 
@@ -240,7 +241,7 @@ class PriceRow(Struct, frozen=True, forbid_unknown_fields=True):
 
     per_gpu_hour: Annotated[float, Meta(ge=0, le=1e6)]
     """Price of a whole GPU for an hour; a MIG instance costs its share."""
-    currency: Currency = "USD"
+    currency: Currency = _DEFAULT_CURRENCY
     """Currency of the price, any name in letters. Use one per cluster: costs in different currencies are not added."""
     model: str = "*"
     """GPU model: the driver's full name, or its name in the table of specifications; *: any."""
@@ -263,7 +264,7 @@ class EnergySettings(Struct, frozen=True, forbid_unknown_fields=True, dict=True)
 
     price_per_kwh: Annotated[float, Meta(ge=0, le=1e6)] | None = None
     """Price of a kilowatt-hour; not set: no cost of energy is reported."""
-    currency: Currency = "USD"
+    currency: Currency = _DEFAULT_CURRENCY
     """Currency of price_per_kwh."""
     grams_co2_per_kwh: Annotated[float, Meta(ge=0, le=MAX_GRAMS)] | None = None
     """Carbon intensity of the grid, where carbon_intensity_file has no value; not set: it is not known there."""
@@ -294,8 +295,8 @@ class BudgetSettings(Struct, frozen=True, forbid_unknown_fields=True):
 
     idle_per_hour: Annotated[float, Meta(ge=0, le=1e9)] | None = None
     """Money per hour lost on unallocated and idle GPUs; not set: no alert."""
-    currency: Currency = "USD"
-    """Currency of idle_per_hour; without [[prices]] it is in GPU-hours."""
+    currency: Currency | None = None
+    """Currency of idle_per_hour: that of [[prices]] unless set, or USD if these have several; GPU-hours without any."""
 
 
 class ClusterSettings(Struct, frozen=True, forbid_unknown_fields=True):
@@ -508,9 +509,17 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
             energy=self.energy.terms,
             carbon=self.energy.carbon,
             idle_budget=self.budget.idle_per_hour,
-            idle_budget_currency=self.budget.currency if self.prices else NO_PRICE.currency,
+            idle_budget_currency=self.idle_budget_currency,
             exemptions=tuple((exemption.id, exemption.reason, exemption.expiry) for exemption in self.exemptions),
         )
+
+    @property
+    def idle_budget_currency(self) -> str:
+        """Currency of the idle budget: one of [[prices]], because costs in another are not compared with it."""
+        currencies = {row.currency for row in self.prices}
+        if not currencies:
+            return NO_PRICE.currency
+        return self.budget.currency or (currencies.pop() if len(currencies) == 1 else _DEFAULT_CURRENCY)
 
     @property
     def unknown_price_models(self) -> tuple[str, ...]:
@@ -649,6 +658,7 @@ def _check(tree: dict[str, Any], *, where: str, strict: bool = False, content: s
         if config.web.page_address:
             split_address(config.web.page_address, name="web.page_address")
         _check_privacy(config.privacy)
+        _check_budget(config)
     except (msgspec.ValidationError, ConfigError) as err:
         from exporter.config_errors import explain  # noqa: PLC0415  only if there is an error
 
@@ -693,6 +703,12 @@ def check_exemptions(exemptions: Iterable[Exemption]) -> None:
             raise ConfigError(f"{where}: would exempt every job; give it one of {', '.join(EXEMPTED)}")
         for field in EXEMPTED:
             _check_pattern(f"{where}.{field}", getattr(exemption, field))
+
+
+def _check_budget(config: Config) -> None:
+    named, priced = config.idle_budget_currency, sorted({row.currency for row in config.prices})
+    if config.budget.idle_per_hour is not None and priced and named not in priced:
+        raise ConfigError(f"budget.currency: no row of [[prices]] is in {named}: it is one of {', '.join(priced)}")
 
 
 def _check_privacy(privacy: PrivacySettings) -> None:

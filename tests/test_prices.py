@@ -73,6 +73,24 @@ def test_without_prices_a_budget_is_in_gpu_hours(tmp_path: Path) -> None:
     assert (terms.idle_budget, terms.idle_budget_currency) == (8, "GPU-hours")
 
 
+PRICE = '[[prices]]\nper_gpu_hour = 2.3\ncurrency = "{}"\n'
+BUDGET = "[budget]\nidle_per_hour = 50\n"
+
+
+@pytest.mark.parametrize(
+    ("priced", "named", "currency"),
+    [("EUR", "", "EUR"), ("EUR", "EUR", "EUR"), ("EUR USD", "", "USD"), ("EUR USD", "EUR", "EUR"), ("CHF", "", "CHF")],
+)
+def test_a_budget_is_in_a_currency_of_the_prices(tmp_path: Path, priced: str, named: str, currency: str) -> None:
+    """Or nothing is compared with it, and the alert never fires."""
+    text = "".join(map(PRICE.format, priced.split())) + BUDGET + (f'currency = "{named}"\n' if named else "")
+    assert load(written(tmp_path, text), environ={}).terms("n1").idle_budget_currency == currency
+
+
+def test_a_currency_without_a_budget_is_no_mistake(tmp_path: Path) -> None:
+    load(written(tmp_path, PRICE.format("EUR") + '[budget]\ncurrency = "USD"\n'), environ={})
+
+
 _EXEMPTION = '[[exemptions]]\nid = "a"\nreason = "r"\nexpires = 2027-01-01\n'
 
 
@@ -84,6 +102,14 @@ _EXEMPTION = '[[exemptions]]\nid = "a"\nreason = "r"\nexpires = 2027-01-01\n'
         ('[[prices]]\nmodel = "x"', "required field `per_gpu_hour` - at `$.prices[0]`"),
         ("[[prices]]\nper_gpu_hour = -1", ">= 0.0 - at `$.prices[0].per_gpu_hour`"),
         ('[[prices]]\nper_gpu_hour = 1\nbasis = "rented"', "Invalid enum value 'rented' - at `$.prices[0].basis`"),
+        (
+            PRICE.format("EUR") + BUDGET + 'currency = "USD"',
+            "c.toml: line 6: budget.currency: no row of [[prices]] is in USD",
+        ),
+        (
+            PRICE.format("EUR") + PRICE.format("CHF") + BUDGET,
+            "budget.currency: no row of [[prices]] is in USD: it is one of CHF, EUR",
+        ),
         (_EXEMPTION, "exemptions[0]: would exempt every job; give it one of job_id, namespace, partition"),
         (_EXEMPTION + 'user = "("', "exemptions[0].user: '(' is no regular expression"),
         ((_EXEMPTION + 'user = "a"\n') * 2, "exemptions[1]: there are two with the id 'a'"),
