@@ -159,7 +159,9 @@ class JobTracker:
         return msgspec.structs.replace(record, start=min(tally.start, until))
 
     def _add_cost(self, job: JobView, tally: JobTally) -> None:
-        """Add the cost of the GPU time since the previous call."""
+        """Add the cost of the GPU time since the previous call; time without a price is charged at the next one known."""
+        if not tally.rates:
+            return
         hours = (job.counters.now.paid - tally.paid) / SECOND / _HOUR
         tally.paid = job.counters.now.paid
         for currency, rate in tally.rates.items():
@@ -178,8 +180,7 @@ class JobTracker:
             tally.models.update((gpu.device.model, None) for gpu in held)
             share = sum(gpu.device.weight / PPM / len(gpu.owners) for gpu in held)
             if share:
-                if tally.whole_gpus:  # time before the first known price is charged at that price, later on
-                    self._add_cost(job, tally)
+                self._add_cost(job, tally)
                 tally.whole_gpus = max(tally.whole_gpus, share)
                 tally.rates = {of: cost / share for of, cost in job.costs if of != NO_PRICE.currency}
 

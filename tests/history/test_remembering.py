@@ -84,6 +84,16 @@ def test_without_a_price_it_costs_nothing_that_is_known() -> None:
     assert world.ended[0].money == {}
 
 
+def test_time_before_the_price_was_known_is_charged_at_that_price() -> None:
+    """A table that arrives while the job runs, as at a first reload, or that is away for a while."""
+    world = World().begin(held(), held("GPU-1"))
+    for price in ((), (Price(3.6),), (), (Price(3.6),)):
+        world.meta = priced(*price)
+        world.play(1000)
+    now = world.now()["41"]
+    assert now.money == {"USD": pytest.approx(0.001 * now.paid / SECOND)}
+
+
 def test_two_on_one_gpu_share_its_price_and_its_size() -> None:
     other = Owner(job_id="42", user="bob")
     world = World()
