@@ -33,6 +33,15 @@ class JobSample(Struct, frozen=True, array_like=True):
     joules: float
 
 
+class PriceChange(Struct, frozen=True, array_like=True):
+    """What a job had cost when the price of its GPUs changed."""
+
+    paid: int
+    """GPU-nanoseconds."""
+    money: dict[str, float]
+    """Cost by currency."""
+
+
 class JobRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One node's part of a job. Times are Unix seconds; nanoseconds are of whole GPUs, integers, and add up exactly."""
 
@@ -93,6 +102,8 @@ class JobRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Of the leaks that rest on an estimate, the least and the most that they may be."""
     evidence: dict[str, dict[str, int]] = {}
     """GPU-nanoseconds by kind of evidence, of the leaks that can have several."""
+    price_changes: tuple[PriceChange, ...] = ()
+    """In order of time; between two of them the cost grows with `paid`."""
     left: bool = False
     """Whether it had released its GPUs by `end`, as far as this ledger saw."""
 
@@ -198,6 +209,7 @@ def build_job_record(
     happened: Mapping[str, int],
     samples: tuple[JobSample, ...],
     simulated: bool,
+    price_changes: tuple[PriceChange, ...] = (),
 ) -> JobRecord:
     """Build a record from a job's view and its tracked history. `until`: Unix seconds up to which it is booked."""
     now = job.counters.now
@@ -235,5 +247,6 @@ def build_job_record(
         useful_pipe=job.useful_pipe,
         bounds=dict(job.bounds),
         evidence={leak: dict(kinds) for leak, kinds in job.evidence.items()},
+        price_changes=price_changes,
         left=not job.gpus,
     )

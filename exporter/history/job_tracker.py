@@ -4,18 +4,20 @@ Also derives events from consecutive Snapshots. Costs a few microseconds per GPU
 """
 
 from collections.abc import Iterator
+from math import isclose
 
 import msgspec
 from msgspec import Struct
 
 from exporter.core.findings import describe_culprit
-from exporter.core.job_record import JobRecord, JobSample, NodeEvent, build_job_record, job_sample
+from exporter.core.job_record import JobRecord, JobSample, NodeEvent, PriceChange, build_job_record, job_sample
 from exporter.core.model import NEVER, PPM, SECOND, State
 from exporter.core.prices import NO_PRICE
 from exporter.core.snapshot import GpuView, JobView, Snapshot
 
 MOST_SAMPLES = 96
-"""Samples kept per job. Beyond it every other sample is dropped, and the sampling interval doubles."""
+"""Samples kept per job. Beyond it every other sample is dropped, and the sampling interval doubles. As many changes of
+its price are kept; beyond it every other one is dropped."""
 MOST_CLOSED = 1024
 """Jobs with closed books whose end is remembered."""
 _HOUR = 3600.0
@@ -47,12 +49,24 @@ class JobTally(Struct, kw_only=True):
     """Most GPUs held at once, a slice or a shared GPU counting as a fraction."""
     rates: dict[str, float] = {}
     """Latest price of one GPU-hour, by currency."""
+    price_changes: list[PriceChange] = []
     happened: dict[str, int] = {}
     """Number of events by kind."""
     apart: float = 0.0
     """Minimum seconds between its samples; 0 until samples were first dropped."""
     ended: bool = False
     """Whether it has released its GPUs and its record was made."""
+
+
+def _set_rates(tally: JobTally, rates: dict[str, float]) -> None:
+    """Set the price from now on; what the job has cost so far is kept beside a change, so that periods can be split."""
+    if tally.rates and not (
+        rates.keys() == tally.rates.keys() and all(isclose(rates[of], rate) for of, rate in tally.rates.items())
+    ):
+        tally.price_changes.append(PriceChange(tally.paid, dict(tally.money)))
+        if len(tally.price_changes) > MOST_SAMPLES:
+            del tally.price_changes[1:-1:2]
+    tally.rates = rates
 
 
 class JobTracker:
@@ -154,12 +168,13 @@ class JobTracker:
             whole_gpus=tally.whole_gpus,
             happened=tally.happened,
             samples=(*samples, last),
+            price_changes=tuple(tally.price_changes),
             simulated=snapshot.meta.simulated,
         )
         return msgspec.structs.replace(record, start=min(tally.start, until))
 
     def _add_cost(self, job: JobView, tally: JobTally) -> None:
-        """Add the cost of the GPU time since the previous call; time without a price is charged at the next one known."""
+        """Add the cost of the GPU time since the previous call; time without a price is charged at the next price."""
         if not tally.rates:
             return
         hours = (job.counters.now.paid - tally.paid) / SECOND / _HOUR
@@ -182,7 +197,7 @@ class JobTracker:
             if share:
                 self._add_cost(job, tally)
                 tally.whole_gpus = max(tally.whole_gpus, share)
-                tally.rates = {of: cost / share for of, cost in job.costs if of != NO_PRICE.currency}
+                _set_rates(tally, {of: cost / share for of, cost in job.costs if of != NO_PRICE.currency})
 
     # -- events --
 

@@ -21,7 +21,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from exporter.core.job_record import JobRecord, JobRecordQuery, JobSample, NodeEvent
+from exporter.core.job_record import JobRecord, JobRecordQuery, JobSample, NodeEvent, PriceChange
 from exporter.core.model import Owner, parse_display_id
 from exporter.core.serving import ServingView
 from exporter.core.workload import TrainingView
@@ -239,6 +239,7 @@ class JobRecordSummary(Struct, frozen=True, kw_only=True):
     models: tuple[str, ...] = ()
     whole_gpus: float = 0.0
     samples: tuple[JobSample, ...] = ()
+    price_changes: tuple[PriceChange, ...] = ()
     simulated: bool = False
 
 

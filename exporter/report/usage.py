@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol, TypeVar
 
 from msgspec import Struct
 
-from exporter.core.job_record import JobSample
+from exporter.core.job_record import JobSample, PriceChange
 from exporter.core.model import SECOND, Owner
 from exporter.core.prices import CarbonIntensity, EnergyTerms
 from exporter.report.build import LAYER_BY_LEAK
@@ -88,6 +88,10 @@ class UsageInput(Protocol):
     @property
     def samples(self) -> tuple[JobSample, ...]:
         """Samples; needed only if it spans several periods."""
+
+    @property
+    def price_changes(self) -> tuple[PriceChange, ...]:
+        """What it had cost at each change of its price."""
 
     @property
     def simulated(self) -> bool:
@@ -187,13 +191,12 @@ def usage_records(
         first, end = bisect_right(ends, usage_input.start), bisect_left(starts, usage_input.end)
         if first >= end:
             continue
-        identity, total = job_identity(usage_input.owner), usage_input.paid / SECOND
+        identity = job_identity(usage_input.owner)
         for number in range(first, end):
             seconds, joules = _amounts_within(usage_input, times[number])
             intensity = mean_intensity(_energy_intervals(usage_input, times[number]), carbon)
-            share = sum(seconds.values()) / total if total else 0.0
-            if share > 0:
-                money = {currency: share * amount for currency, amount in usage_input.money.items()}
+            if sum(seconds.values()) > 0:
+                money = _money_within(usage_input, times[number])
                 yield UsageRecord(
                     period=number, identity=identity, seconds=seconds, money=money, energy=joules,
                     energy_money=energy.money(sum(joules.values())), intensity=intensity, models=usage_input.models,
@@ -231,6 +234,33 @@ def _amounts_within(usage_input: UsageInput, period: Period) -> tuple[dict[str, 
     return {leak: value for leak, value in within.items() if value > 0}, joules
 
 
+def _money_within(usage_input: UsageInput, period: Period) -> dict[str, float]:
+    """Return the cost of the input in a period, by currency: each hour has the price of its time."""
+    if period.start <= usage_input.start and usage_input.end <= period.end:
+        return dict(usage_input.money)
+    points = _cumulative_points(usage_input)
+    before, after = (
+        _cost_of(usage_input, sum(_interpolate(points, when)[:_ENERGY_GROUP])) for when in (period.start, period.end)
+    )
+    return {
+        currency: after[currency] - before[currency]
+        for currency, total in usage_input.money.items()
+        if after[currency] > before[currency] or not total
+    }
+
+
+def _cost_of(usage_input: UsageInput, seconds: float) -> dict[str, float]:
+    """Return the cost of the first GPU-seconds of the input, by currency."""
+    known = [(change.paid, change.money) for change in usage_input.price_changes] + [
+        (usage_input.paid, usage_input.money)
+    ]
+    points = [(0.0, (0.0,) * len(usage_input.money))]
+    for paid, money in known:
+        if paid / SECOND > points[-1][0]:
+            points.append((paid / SECOND, tuple(money.get(currency, 0.0) for currency in usage_input.money)))
+    return dict(zip(usage_input.money, _interpolate(points, seconds), strict=True))
+
+
 def _energy_intervals(usage_input: UsageInput, period: Period) -> Iterator[EnergyInterval]:
     """Yield the energy of a period between consecutive samples."""
     points = _cumulative_points(usage_input)
@@ -264,7 +294,7 @@ def _clamp(least: float, value: float, maximum: float) -> float:
 
 
 def _interpolate(points: Sequence[_Point], when: float) -> tuple[float, ...]:
-    """Interpolate linearly between the two points around `when`."""
+    """Interpolate linearly between the two points around `when`, the first of each pair."""
     after = bisect_left(points, when, key=lambda point: point[0])
     if after == 0:
         return points[0][1]

@@ -71,10 +71,26 @@ def test_a_job_costs_what_its_gpus_cost_by_the_price_of_the_time() -> None:
     assert statement.money.keys() == {"USD", "EUR"}
     assert statement.money["USD"] == pytest.approx(2.0, rel=0.07), "two GPUs, 1000 s at 0.001 a second each"
     assert statement.money["EUR"] == pytest.approx(4.0, rel=0.07)
+    (change,) = statement.price_changes
+    assert change.money == {"USD": pytest.approx(0.001 * change.paid / SECOND)}
+    assert change.paid / SECOND == pytest.approx(2000, rel=0.07)
     hours = {"USD": 3.6, "EUR": 7.2}
     assert sum(cost / hours[of] for of, cost in statement.money.items()) == pytest.approx(
         statement.paid / SECOND / 3600
     )
+
+
+def test_of_many_changes_of_its_price_some_are_kept_and_the_cost_stays() -> None:
+    world = World()
+    world.meta = priced(Price(3.6))
+    world.begin(held())
+    for number in range(2 * MOST_SAMPLES):
+        world.meta = priced(Price(3.6 if number % 2 else 7.2))
+        world.play(60, step=60)
+    changes = world.now()["41"].price_changes
+    assert MOST_SAMPLES // 2 <= len(changes) <= MOST_SAMPLES
+    assert [change.paid for change in changes] == sorted({change.paid for change in changes})
+    assert changes[-1].money["USD"] == pytest.approx(0.0015 * changes[-1].paid / SECOND, rel=0.02)
 
 
 def test_without_a_price_it_costs_nothing_that_is_known() -> None:

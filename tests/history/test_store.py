@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from exporter.core.job_record import JobRecord, JobRecordQuery, JobSample, NodeEvent
+from exporter.core.job_record import JobRecord, JobRecordQuery, JobSample, NodeEvent, PriceChange
 from exporter.core.model import Owner
 from exporter.history.store import (
     ClosedBook,
@@ -66,6 +66,7 @@ def briefs(store: HistoryStore, wanted: JobRecordQuery, *cuts: float) -> list[Jo
 def test_sums_are_told_what_they_need_and_samples_of_who_ran_on_both_sides_of_a_cut(store: HistoryStore) -> None:
     course = tuple(JobSample(at, at, at, 1, 1, 1, 9) for at in (92.0, 95.0, 100.0))
     one = replace(said(), samples=course, money={"USD": 2.5}, models=("H100",), whole_gpus=0.5, simulated=True)
+    one = replace(one, price_changes=(PriceChange(2**60, {"USD": 1.5}),))
     store.write(job_records=[one])  # from 90 to 100
     (alone,) = briefs(store, JobRecordQuery())
     for field in set(JobRecordSummary.__struct_fields__) - {"samples"}:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from exporter.core.job_record import JobRecord, JobSample
+from exporter.core.job_record import JobRecord, JobSample, PriceChange
 from exporter.core.model import Owner
 from exporter.core.prices import CarbonIntensity
 from exporter.report.model import JobIdentity
@@ -109,6 +109,21 @@ def test_a_statement_within_a_period_is_that_to_the_digit() -> None:
     (found,) = usage_records([statement()], [Period(THURSDAY, THURSDAY + HOUR)])
     assert found.seconds == dict.fromkeys(("idle_allocation", "data_stall", "memory_bound", "useful"), HOUR)
     assert (found.money, found.identity.job_id, found.identity.user) == ({"USD": 8.0}, "7", "ada")
+
+
+def test_each_period_has_the_money_of_its_time_though_the_price_changed() -> None:
+    """Twenty days of one GPU at 2 and then at 4 USD an hour; then ten of them in another currency."""
+    half, cut = 240 * 3600 * S, THURSDAY + 10 * DAY
+    job = statement(
+        end=THURSDAY + 20 * DAY, paid=2 * half, parts={"useful": 2 * half}, money={"USD": 1440.0},
+        price_changes=(PriceChange(half, {"USD": 480.0}),),
+    )  # fmt: skip
+    months = [Period(THURSDAY, cut), Period(cut, THURSDAY + 20 * DAY)]
+    assert [found.money for found in usage_records([job], months)] == [{"USD": 480.0}, {"USD": 960.0}]
+    days = [Period(THURSDAY + day * DAY, THURSDAY + (day + 1) * DAY) for day in range(20)]
+    assert [found.money["USD"] for found in usage_records([job], days)] == pytest.approx([48] * 10 + [96] * 10)
+    moved = replace(job, money={"USD": 480.0, "EUR": 960.0})
+    assert [found.money for found in usage_records([moved], months)] == [{"USD": 480.0}, {"EUR": 960.0}]
 
 
 def test_one_over_two_periods_is_shared_by_its_samples_layer_by_layer() -> None:
