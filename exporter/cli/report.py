@@ -33,6 +33,7 @@ from exporter.config import Config, ConfigError, split_address
 from exporter.core.job_record import JobRecord, JobRecordQuery
 from exporter.core.model import parse_display_id
 from exporter.files import OutputError, may_exist, write_output
+from exporter.formatting import format_time
 from exporter.preview.prometheus import PrometheusClient, PrometheusError, PrometheusSeries
 from exporter.redact import redact_secrets
 from exporter.report.analysis import compare_reports, estimate_changes
@@ -308,7 +309,8 @@ def _sums_from_records(
     if not usage:
         why = "; ".join((f"as far as the {sources.source} know", *sources.unanswered))
         raise ReportError(f"no job{_filter_text(only)} held a GPU in that time, {why}")
-    span = passed.clip(span)
+    known = passed.clip(span)
+    span = known if args.gpus is None else span
     fleet = None
     if not only.matchers:
         held = sum(sum(record.seconds.values()) for record in usage) / (span.end - span.start)
@@ -318,7 +320,7 @@ def _sums_from_records(
         usage, spans, about=_scope_text(only, whole=args.gpus is not None), by=args.by or "", every=every,
         source=sources.source, start=span.start, end=span.end, fleet=fleet,
         unseen=(
-            *sources.unanswered, *sources.notes, *_unheld_notes(args, fleet),
+            *sources.unanswered, *sources.notes, *_unheld_notes(args, fleet), *_period_notes(args, spans, known),
             *carbon_notes(hours_unknown(usage), sources.carbon),
         ),
         simulated=passed.simulated,
@@ -334,6 +336,17 @@ def _unheld_notes(args: argparse.Namespace, fleet: FleetUsage | None) -> Iterato
         yield f"by your word {args.gpus:g} GPUs are paid for; what no job had of them costs what the jobs' GPUs do"
         if fleet.held > args.gpus:
             yield f"jobs held {fleet.held:,.1f} GPUs on average, more than are paid for by your word: all count"
+
+
+def _period_notes(args: argparse.Namespace, spans: tuple[Period, ...], known: Period) -> Iterator[str]:
+    """Mention that records cover less than the period."""
+    if known == Period(spans[0].start, spans[-1].end):
+        return
+    times = f"the first of these jobs began {format_time(known.start)}, the last ended {format_time(known.end)}"
+    if args.gpus is None:
+        yield f"{times}: all figures are of the time between"
+    else:
+        yield f"{times}: before and after it, nobody had the GPUs (--since and --at choose another time)"
 
 
 # -- flags --

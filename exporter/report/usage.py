@@ -7,6 +7,7 @@ from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
+from operator import attrgetter
 from typing import NamedTuple, Protocol, TypeVar
 
 from msgspec import Struct
@@ -142,19 +143,33 @@ class UsageInputs:
     def __init__(self, inputs: Iterable[UsageInput], *, team: str = "") -> None:
         """Keep only inputs of `team`, if given: stores and nodes cannot filter by team."""
         self._inputs, self._team = inputs, team
-        self.holdings: list[GpuHolding] = []
+        self._holdings: dict[tuple[str, str], list[GpuHolding]] = defaultdict(list)
+        """By node and job."""
         self.simulated = False
 
     def __iter__(self) -> Iterator[UsageInput]:
         for usage_input in self._inputs:
             if self._team in ("", usage_input.owner.team):
-                self.holdings.append(GpuHolding(usage_input.start, usage_input.end, usage_input.whole_gpus))
+                holding = GpuHolding(usage_input.start, usage_input.end, usage_input.whole_gpus)
+                self._holdings[usage_input.node, usage_input.owner.job_id].append(holding)
                 self.simulated = self.simulated or usage_input.simulated
                 yield usage_input
 
+    @property
+    def holdings(self) -> list[GpuHolding]:
+        """All holdings. A new ledger's record has the job's start: its holding begins where the one before ended."""
+        found = list[GpuHolding]()
+        for of_one in self._holdings.values():
+            before = float("-inf")
+            for holding in sorted(of_one, key=attrgetter("end")):
+                found.append(holding._replace(start=max(holding.start, before)))
+                before = holding.end
+        return found
+
     def clip(self, period: Period) -> Period:
         """Clip a period to the time from the first start to the last end of all holdings."""
-        first, last = min(holding.start for holding in self.holdings), max(holding.end for holding in self.holdings)
+        holdings = self.holdings
+        first, last = min(holding.start for holding in holdings), max(holding.end for holding in holdings)
         return Period(max(period.start, first), min(period.end, last))
 
 

@@ -197,6 +197,10 @@ class UsageFilter(Struct, frozen=True, kw_only=True):
         own = {"user": self.user, "account": self.account, "workload_namespace": self.namespace, "team": self.team}
         return ",".join(f"{label}={promql_string(value)}" for label, value in own.items() if value)
 
+    def selects(self, identity: JobIdentity) -> bool:
+        """Whether the owner is selected."""
+        return all(getattr(self, field) in ("", getattr(identity, field)) for field in self.__struct_fields__)
+
     def __str__(self) -> str:
         chosen = [f"{field} {getattr(self, field)}" for field in self.__struct_fields__ if getattr(self, field)]
         return ", ".join(chosen) or "all"
@@ -306,10 +310,32 @@ class PrometheusUsage(CounterQuery):
             yield _with_energy(record, max(0.0, share * joules[instance_key]), rates[instance_key])
 
     def _identities(self, period: Period) -> dict[tuple[str, str], JobIdentity]:
-        info = self.metric_selector("job_info", self._filter.matchers)
+        """Return the selected jobs by cluster and job ID, each with the owner that it had last in the period."""
+        found = self._job_infos(self._filter.matchers, period)
+        if self._filter.matchers:  # a selected job may have got another owner, who is not selected
+            matchers = self._job_matchers(sorted({identity.job_id for identity in found}))
+            found = [identity for matcher in matchers for identity in self._job_infos(matcher, period)]
+        owners: dict[tuple[str, str], set[JobIdentity]] = defaultdict(set)
+        for identity in found:
+            owners[identity.cluster, identity.job_id].add(identity)
+        changed = sorted({job for (_, job), of_job in owners.items() if len(of_job) > 1})
+        last = {(identity.cluster, identity.job_id): identity for identity in self._in_order(changed, period)}
+        identities = {key: last.get(key) or of_job.pop() for key, of_job in owners.items()}
+        return {key: identity for key, identity in identities.items() if self._filter.selects(identity)}
+
+    def _job_infos(self, matcher: str, period: Period) -> list[JobIdentity]:
+        info = self.metric_selector("job_info", matcher)
         samples = self.instant_query(f"last_over_time({info}[{range_duration(*period)}])", period.end)
-        identities = (identity_of(sample.labels) for sample in samples)
-        return {(identity.cluster, identity.job_id): identity for identity in identities}
+        return [identity_of(sample.labels) for sample in samples]
+
+    def _in_order(self, job_ids: list[str], period: Period) -> list[JobIdentity]:
+        """Return the owners of these jobs, sorted by when they had them last."""
+        found: list[VectorSample] = []
+        for matcher in _id_matchers(job_ids):
+            when = f"timestamp({self.metric_selector('job_info', matcher)})"
+            steps = f"[{range_duration(*period)}:{range_duration(0, LOOKBACK_SECONDS)}]"
+            found += self.instant_query(f"max_over_time({when}{steps}) or {when}", period.end)
+        return [identity_of(sample.labels) for sample in sorted(found, key=attrgetter("value"))]
 
     def _gpu_hour_prices(self, period: Period) -> dict[tuple[InstanceKey, str], MoneyByCurrency]:
         """Return prices of a GPU-hour by daemon and `held`; the mean over the GPUs of a node with several models."""
@@ -391,8 +417,7 @@ class PrometheusUsage(CounterQuery):
         if not self._filter.matchers:
             yield ""
             return
-        for first in range(0, len(job_ids), _JOBS_PER_QUERY):
-            yield f"job_id=~{promql_string('|'.join(map(re.escape, job_ids[first : first + _JOBS_PER_QUERY])))}"
+        yield from _id_matchers(job_ids)
 
     # -- time that no job's series cover --
 
@@ -475,6 +500,11 @@ class PrometheusUsage(CounterQuery):
             for day in _split_days(known_period)
         )
         return max((peak for each in queries if (peak := self._single_value(*each)) is not None), default=None)
+
+
+def _id_matchers(job_ids: list[str]) -> Iterator[str]:
+    for first in range(0, len(job_ids), _JOBS_PER_QUERY):
+        yield f"job_id=~{promql_string('|'.join(map(re.escape, job_ids[first : first + _JOBS_PER_QUERY])))}"
 
 
 def _money(seconds: dict[str, float], price: MoneyByCurrency) -> MoneyByCurrency:

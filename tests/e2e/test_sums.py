@@ -13,7 +13,7 @@ import pytest
 from tests.dashboards.past import Past, prometheus, rules
 from tests.e2e.running import ROOT
 from tests.report.commands import run
-from tests.report.sum_counters import END, MINUTE, by_hand
+from tests.report.sum_counters import END, MINUTE, by_hand, reloaded
 from tests.report.sum_fleets import BEGIN, HOUR, HOUR_MS, Fleet, pages, taught, tidal, trained
 
 pytestmark = pytest.mark.e2e
@@ -45,6 +45,7 @@ def _past(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Past]:
         for cluster, fleet in FLEETS.items():
             past.write(pages(fleet, cluster))
         past.write(by_hand())
+        past.write(reloaded())
         yield past
 
 
@@ -264,6 +265,15 @@ def test_filters_of_each_kind(ask: Ask) -> None:
     assert set(rows_of(json.loads(ask(f"--user bob {HAND}")))) == {"new", "late", "anew", "moved"}
     assert set(rows_of(json.loads(ask(f"--account nlp {HAND}")))) == {"late"}
     assert set(rows_of(json.loads(ask(f"--user bob --account nlp {HAND}")))) == {"late"}
+
+
+def test_a_job_that_a_reload_gave_to_another_team_counts_once(ask: Ask) -> None:
+    """For the team that has it last in each hour: blue in the second, red in the first and in the third."""
+    words = f"--match 'cluster=\"reloaded\"' --since 3h --at {BEGIN + END * MINUTE} --json"
+    hours = {who: json.loads(ask(f"{who} {words}"))["whole"]["gpu_hours"] for who in ("--team red", "--team blue")}
+    assert hours == pytest.approx({"--team red": 2, "--team blue": 1})
+    rows = json.loads(ask(f"--all --by team {words}"))["rows"]
+    assert {row["name"]: row["gpu_hours"] for row in rows} == pytest.approx({"red": 2, "blue": 1})
 
 
 def test_a_time_of_which_less_is_stored_is_cut_and_said(ask: Ask) -> None:

@@ -79,3 +79,21 @@ def tell_job(
 def put(found: Series, name: str, node: str, value: float, minute: int, **labels: str) -> None:
     where = {"cluster": "hand", "instance": f"{node}:19400", "job": "gpu"}
     found.setdefault(named(f"gpu_efficiency_{name}", **labels, **where), []).append((BEGIN + minute * MINUTE, value))
+
+
+def reloaded() -> Series:
+    """Return three hours of a job in a cluster of its own: team red has it, blue from minute 65 to 120, red again."""
+    found: Series = {}
+    for minute in range(END + 1):
+        where = {"cluster": "reloaded", "instance": "n1:19400", "job": "gpu"}
+        seconds = minute * MINUTE
+        for name, value, labels in (
+            ("ticks_total", minute, {}),
+            ("job_start_timestamp_seconds", BEGIN, {"job_id": "passed"}),
+            ("job_paid_seconds_total", seconds, {"job_id": "passed"}),
+            ("job_seconds_total", seconds, {"job_id": "passed", "leak": "useful", "layer": "useful"}),
+            ("job_info", 1, {"job_id": "passed", "team": "blue" if 65 <= minute <= 120 else "red"}),
+        ):
+            series = found.setdefault(named(f"gpu_efficiency_{name}", **labels, **where), [])
+            series.append((BEGIN + seconds, value))
+    return found

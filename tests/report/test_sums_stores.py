@@ -225,18 +225,31 @@ def test_a_job_is_ranked_by_any_of_its_words(tmp_path: Path) -> None:
 
 
 def test_gpus_that_are_paid_for_make_a_fleet_of_it(tmp_path: Path) -> None:
+    """In all of the four hours that are asked for, of which one has a job."""
     path = store(tmp_path / "a.db", statement())
     page = said(f"--all --gpus 8 --store {path} {AT}")
     assert "The whole fleet" in page
     assert "paid for, on average            8\n" in page
-    assert "held by nobody                  4 GPUs on average, 8.00 USD" in page
+    assert "held by nobody                  7 GPUs on average, 56.00 USD" in page
     assert "by your word 8 GPUs are paid for" in page
+    assert "2026-01-01 01:00 UTC: before and after it, nobody had the GPUs" in " ".join(page.split())
     assert "more than are paid for" not in page
-    few = " ".join(said(f"--all --gpus 3 --store {path} {AT}").split())
+    hour = f"--at {THURSDAY + HOUR} --since 1h"
+    few = " ".join(said(f"--all --gpus 3 --store {path} {hour}").split())
     assert "jobs held 4.0 GPUs on average, more than are paid for by your word" in few
-    without = said(f"--all --store {path} {AT}")
+    assert "nobody had the GPUs" not in few
+    without = " ".join(said(f"--all --store {path} {AT}").split())
     assert "All jobs" in without
-    assert "say how many are paid for with --gpus" in " ".join(without.split())
+    assert "say how many are paid for with --gpus" in without
+    assert "all figures are of the time between" in without
+
+
+def test_a_job_in_two_ledgers_of_a_node_is_not_twice_as_large(tmp_path: Path) -> None:
+    """The record of the second has the job's own start."""
+    again = statement(life="l2", end=THURSDAY + 2 * HOUR)
+    other = statement(life="l3", end=THURSDAY + 2 * HOUR, owner=Owner("8"), whole_gpus=1.0)
+    path = store(tmp_path / "a.db", again, other, statement())
+    assert told(f"--all --store {path} {AT}")["fleet"]["held_peak"] == 5
 
 
 def test_a_rent_alone_is_of_all_jobs(tmp_path: Path) -> None:
