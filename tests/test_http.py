@@ -695,6 +695,7 @@ def test_what_is_wrong_with_a_board_is_said_and_nothing_while_all_is_well() -> N
         "row remapping failed: replace the board",
         "row remapping pending: reset the GPU",
     ]
+    assert health_problems(replace(well, recovery_action=5)) == "driver recommends: recover the IMEX domain"
     assert health_problems(replace(well, recovery_action=9)) == "driver recommends: see NVML"
 
 

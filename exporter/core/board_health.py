@@ -23,11 +23,19 @@ class BoardHealth(Struct, eq=False):
     """When the latest fatal Xid was reported; None: never."""
     outlived: int | None = None
     """Start of the first reading after it in which a kernel ran, which disproves it; None: not yet."""
+    recovery: int = 0
+    """The recovery action that the driver requests (`Health.recovery_action`); 0: none."""
+    recovery_since: int = 0
+    """When that action was first reported."""
+    works_since: int | None = None
+    """Start of the first reading after it in which a kernel ran; None: not yet."""
     limited: dict[str, int] = {}
     """Nanoseconds with the clock limited, by group of CLOCK_LIMITERS; empty until clock event reasons are available."""
 
     def update(self, health: Health, at: int, fatal_xids: tuple[int, ...]) -> None:
         """Store the Health read at `at`."""
+        if health.recovery_action is not None and health.recovery_action != self.recovery:
+            self.recovery, self.recovery_since, self.works_since = health.recovery_action, at, None
         self.health = health
         self.xids += len(health.xids)
         if health.xids:
@@ -47,17 +55,39 @@ class BoardHealth(Struct, eq=False):
                 if bits & mask:
                     self.limited[name] += ev.reading.end - ev.reading.start
 
-    def check_outlived(self, ev: Evidence, fatal_since: int) -> None:
+    @property
+    def in_trouble(self) -> bool:
+        """A fatal Xid was reported, or the driver requests a recovery action."""
+        return self.fatal_since is not None or self.recovery != 0
+
+    def check_outlived(self, ev: Evidence) -> None:
         """Check one reading of the board or an instance: a kernel that runs after a fatal Xid disproves it."""
         start = ev.reading.start
-        if ev.kernel_runs and not ev.distrust and start >= fatal_since:
+        if not ev.kernel_runs or ev.distrust:
+            return
+        if self.fatal_since is not None and start >= self.fatal_since:
             self.outlived = start if self.outlived is None else min(start, self.outlived)
+        if self.recovery and start >= self.recovery_since:
+            self.works_since = start if self.works_since is None else min(start, self.works_since)
 
-    def condition(self, start: int) -> str:
-        """After a fatal Xid: "xid" if the GPU is unusable from `start` on, "" if a kernel has run since the error."""
-        return "xid" if self.outlived is None or start < self.outlived else ""
+    def set_condition(self, ev: Evidence) -> None:
+        """Set the condition of one reading.
+
+        After a fatal Xid the GPU is unusable until a kernel has run. While a recovery action is requested, too; then it
+        is usable for its holders only: new work should go elsewhere, but NVIDIA lets what runs finish, for instance
+        before a reset (docs.nvidia.com, "GPU Memory Error Management", Error Recovery and Response Flags).
+        """
+        start = ev.reading.start
+        ev.usable_by_holders = ev.condition == "recovery" and _is_past(self.works_since, start)
+        unusable = self.fatal_since is not None and not _is_past(self.outlived, start)
+        if unusable and (ev.usable_by_holders or not ev.condition):
+            ev.condition, ev.usable_by_holders = "xid", False
 
     @property
     def power_smoothed(self) -> bool:
         """Power smoothing is enabled."""
         return self.health is not None and bool(self.health.power_smoothing)
+
+
+def _is_past(moment: int | None, now: int) -> bool:
+    return moment is not None and now >= moment

@@ -63,6 +63,8 @@ class Evidence:
     """Why the reading is untrusted; if not empty, no other field may be used."""
     condition: str = ""
     """Why the GPU is unusable; empty when usable."""
+    usable_by_holders: bool = False
+    """In spite of `condition` the GPU works for those that hold it."""
     rejected: tuple[str, ...] = ()
     engine: float = 0.0
     kernel_runs: bool = False

@@ -215,16 +215,16 @@ def _evaluate_reading(ledger: Ledger, gpu: Gpu, reading: Reading) -> Evidence:
     for reason in ev.rejected:
         gpu.rejected[reason] += 1
     gpu.board_health.add_clock_limits(ev)
-    if board.fatal_since is not None:
-        board.check_outlived(ev, board.fatal_since)
+    if board.in_trouble:
+        board.check_outlived(ev)
     return ev
 
 
 def _split_reading(ledger: Ledger, gpu: Gpu, ev: Evidence, activity: Activity) -> list[StateInterval]:
     """First pass: split one reading where owner, timed states or indicators change."""
     board = ledger.gpus.get(gpu.device.parent, gpu).board_health
-    if board.fatal_since is not None:
-        ev.condition = ev.condition or board.condition(ev.reading.start)
+    if board.in_trouble:
+        board.set_condition(ev)
     intervals: list[StateInterval] = []
     suspect_only = ev.suspect_only
     for start, end, holders in _owned_intervals(ledger, ev):

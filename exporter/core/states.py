@@ -246,10 +246,8 @@ Rule = Callable[[Evidence, StateInterval], str]
 
 
 def _unavailable(ev: Evidence, interval: StateInterval) -> str:
-    condition = ev.condition
-    if condition in _BLOCKING_CONDITIONS:
-        return condition
-    return "" if interval.holders else condition
+    blocked = ev.condition in _BLOCKING_CONDITIONS and not ev.usable_by_holders
+    return ev.condition if blocked or not interval.holders else ""
 
 
 def _hung(ev: Evidence, interval: StateInterval) -> str:

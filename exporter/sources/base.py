@@ -75,6 +75,18 @@ def instance_device(
     )
 
 
+_RECOVER_IMEX_DOMAIN = 5
+
+
+def recovery_condition(action: float) -> str:
+    """Return the condition of a board whose driver requests this recovery action (nvmlDeviceGpuRecoveryAction_t).
+
+    Recovering the IMEX domain is nothing that prevents a GPU from working: NVIDIA's DRA driver allocates such a GPU
+    (kubernetes-sigs/dra-driver-nvidia-gpu#1441).
+    """
+    return "recovery" if action and action != _RECOVER_IMEX_DOMAIN else ""
+
+
 class SourceError(Exception):
     """The source cannot be opened or read; the message states what was tried, what failed and what to do."""
 

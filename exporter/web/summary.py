@@ -12,7 +12,10 @@ STATE_SYMBOLS = {
 }  # fmt: skip
 """Symbol beside each state's name, so that colour is not needed; the most urgent state first."""
 LAYER_BY_LEAK = dict(zip(LEAK_NAMES, LAYER_OF, strict=True))
-_RECOVERY_ACTIONS = {1: "reset this GPU", 2: "reboot the node", 3: "drain peers", 4: "drain, then reset this GPU"}
+_RECOVERY_ACTIONS = {
+    1: "reset this GPU", 2: "reboot the node", 3: "drain peers", 4: "drain, then reset this GPU",
+    5: "recover the IMEX domain", 6: "reset its PCIe bus", 7: "reboot the system",
+}  # fmt: skip
 """NVML's recovery actions."""
 _SHOWN_LATENCIES = ("ttft", "itl")
 

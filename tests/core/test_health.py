@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from exporter.config import ConfigError, load
 from exporter.core.board_health import CLOCK_LIMITERS
@@ -132,6 +133,58 @@ def test_a_condition_the_source_names_is_told_before_the_error() -> None:
     ledger = opened()
     advance(ledger, seen(20, devices=[device(condition="lost")], health=told(FELL_OFF_THE_BUS)))
     assert mood(ledger)[:2] == (State.UNAVAILABLE, "lost")
+
+
+RESET, DRAIN_AND_RESET = 1, 4
+IN_RECOVERY = {"devices": (device(condition="recovery"),)}
+
+
+def test_a_gpu_in_recovery_works_for_its_holder_once_a_kernel_has_run() -> None:
+    """NVIDIA lets work that is not affected finish before the GPU is drained and reset; new work should not begin."""
+    ledger = Ledger()
+    advance(ledger, first([device()], [held(end=50 * S)]))
+    advance(ledger, seen(10, reading(0, 10)))
+    advance(ledger, seen(20, reading(10, 20), health=told(recovery_action=DRAIN_AND_RESET), **IN_RECOVERY))
+    assert mood(ledger) == (State.UNAVAILABLE, "recovery", 10.0), "this reading began before it was requested"
+    advance(ledger, seen(40, reading(20, 30), reading(30, 40, RESTING), health=told(13)))
+    assert mood(ledger) == (State.STALLED, "idle_context", 30.0)
+    advance(ledger, seen(60, reading(40, 50), reading(50, 60, RESTING | {"processes": ()})))
+    assert mood(ledger) == (State.UNAVAILABLE, "recovery", 50.0)
+    assert lost(ledger, "unavailable") == 10.0 + 10.0
+
+
+def test_another_action_has_to_be_outlived_anew() -> None:
+    ledger = opened()
+    advance(ledger, seen(20, health=told(recovery_action=DRAIN_AND_RESET), **IN_RECOVERY))
+    advance(ledger, seen(30, reading(20, 30)))
+    assert mood(ledger)[0] is State.ACTIVE
+    advance(ledger, seen(30, health=told(recovery_action=RESET)))
+    advance(ledger, seen(40, reading(30, 40, RESTING)))
+    assert mood(ledger) == (State.UNAVAILABLE, "recovery", 30.0)
+    advance(ledger, seen(50, devices=[device()], health=told(recovery_action=0)))
+    advance(ledger, seen(60, reading(50, 60, RESTING)))
+    assert mood(ledger)[0] is State.STALLED
+
+
+def test_a_fatal_error_after_the_last_kernel_is_told_in_spite_of_a_recovery_that_was_outlived() -> None:
+    ledger = opened()
+    advance(ledger, seen(20, health=told(recovery_action=DRAIN_AND_RESET), **IN_RECOVERY))
+    advance(ledger, seen(30, reading(20, 30)))
+    advance(ledger, seen(40, reading(30, 40, RESTING), health=told(FELL_OFF_THE_BUS)))
+    assert mood(ledger) == (State.UNAVAILABLE, "xid", 30.0)
+    advance(ledger, seen(50, reading(40, 50)))
+    assert mood(ledger)[0] is State.ACTIVE
+
+
+def test_an_instance_that_works_shows_that_its_board_does() -> None:
+    board, *parts = cut(4, 3)
+    ledger = Ledger()
+    advance(ledger, first([board, *parts], [held(part.uuid) for part in parts]))
+    broken = [replace(one, condition="recovery") for one in (board, *parts)]
+    advance(ledger, seen(10, devices=broken, health=told(recovery_action=DRAIN_AND_RESET)))
+    one, other = (part.uuid for part in parts)
+    advance(ledger, seen(20, reading(10, 20, uuid=one), reading(10, 20, RESTING, uuid=other)))
+    assert [mood(ledger, uuid)[0] for uuid in (one, other)] == [State.ACTIVE, State.STALLED]
 
 
 def test_which_errors_are_fatal_is_the_policys_word() -> None:

@@ -353,9 +353,10 @@ def test_a_wanted_recovery_is_the_boards_condition_while_it_lasts(
     *_, batch = [closed.read(second) for second in range(22)]
     assert [device.condition for device in batch.devices] == ["recovery", ""]
     assert {gpu_of(reading.uuid) for reading in batch.readings} == {0, 1}
-    closed.say("gpu 0 recovery 0")
-    *_, batch = [closed.read(second) for second in range(22, 44)]
-    assert [device.condition for device in batch.devices] == ["", ""]
+    for action, seconds in ((5, range(22, 44)), (0, range(44, 66))):
+        closed.say(f"gpu 0 recovery {action}")
+        *_, batch = [closed.read(second) for second in seconds]
+        assert [device.condition for device in batch.devices] == ["", ""], action
 
 
 # -- pausing --

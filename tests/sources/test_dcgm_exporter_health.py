@@ -83,10 +83,11 @@ def test_the_margin_is_what_the_slowdown_leaves_unless_dcgm_gives_it() -> None:
 
 def test_a_board_that_wants_recovery_cannot_work_until_it_no_longer_does() -> None:
     action = "DCGM_FI_DEV_GPU_RECOVERY_ACTION"
-    src = source(*(gpu(0, {**BUSY, action: value}) for value in ("0", "1", "0")))
-    batches = [src.read(n * SECOND) for n in range(3)]
-    assert [d.condition for batch in batches for d in batch.devices] == ["", "recovery", ""]
-    assert [len(batch.readings) for batch in batches] == [0, 1, 1]
+    src = source(*(gpu(0, {**BUSY, action: value}) for value in ("0", "1", "5", "0")))
+    batches = [src.read(n * SECOND) for n in range(4)]
+    assert [d.condition for batch in batches for d in batch.devices] == ["", "recovery", "", ""], "5: the IMEX domain"
+    assert [len(batch.readings) for batch in batches] == [0, 1, 1, 1]
+    assert [health.recovery_action for batch in batches for health in batch.health] == [0, 1, 5, 0]
 
 
 def test_health_is_told_of_what_was_collected_anew_and_of_each_board() -> None:

@@ -255,6 +255,16 @@ def test_a_board_that_asks_for_recovery_is_marked_while_it_does_and_read_on(open
     assert (conditions(batch), batch.faults) == (["", "", ""], ())
 
 
+def test_an_imex_domain_that_is_to_be_recovered_is_told_and_makes_no_gpu_unavailable(opened: NvmlRig) -> None:
+    opened.say("gpu 1 recovery 5")
+    batch = opened.read(0)
+    assert conditions(batch) == ["", "", ""]
+    assert health_of(batch, 1).recovery_action == 5
+    assert kinds(batch) == [(1, "gpu_recovery")]
+    assert "IMEX" in batch.faults[0].message
+    assert "unavailable" not in batch.faults[0].message
+
+
 def test_recovery_is_of_the_board_and_of_all_that_is_cut_from_it(opened: NvmlRig) -> None:
     opened.say("gpu 1 recovery 4", "gpu 1 mig 3g.40gb 1g.10gb")
     opened.read(0)

@@ -15,7 +15,7 @@ from typing import Any
 
 from exporter.clock import Clock, SystemClock
 from exporter.core.model import MS, NEVER, SECOND, Fault, Health, Reading, Spec
-from exporter.sources.base import ReadResult, SourceError
+from exporter.sources.base import ReadResult, SourceError, recovery_condition
 from exporter.sources.dcgm.boards import (
     UNPARTITIONED,
     DcgmBoard,
@@ -268,7 +268,7 @@ class DcgmSource:
             lost = status in LOST_STATUSES
         except DcgmRefusal as refusal:
             lost = refusal.kind == "gpu_is_lost"
-        return "lost" if lost else ("recovery" if board is not None and board.recovery_action else "")
+        return "lost" if lost else recovery_condition(board.recovery_action if board is not None else 0)
 
     # -- the readings --
 

@@ -20,7 +20,13 @@ from msgspec import Struct, structs
 from exporter.core.model import MS, PPM, SECOND, Device, Fault, Health, Reading, Spec
 from exporter.http_body import ACCEPTED, BodyError, read_body
 from exporter.redact import redact_secrets
-from exporter.sources.base import LONGEST_READING_SECONDS, NVLINK_SIGNALS, ReadResult, SourceError
+from exporter.sources.base import (
+    LONGEST_READING_SECONDS,
+    NVLINK_SIGNALS,
+    ReadResult,
+    SourceError,
+    recovery_condition,
+)
 from exporter.sources.dcgm_exporter.page import (
     XID_COUNTS,
     DcgmExporterPage,
@@ -304,7 +310,7 @@ class DcgmExporterSource:
             state.layout = new
             state.reset()
         lacks = NVLINK_SIGNALS if spec is not None and not spec.nvlink_bytes_per_second else ()
-        condition = "recovery" if gpu.figures.get("recovery_action") else ""
+        condition = recovery_condition(gpu.figures.get("recovery_action", 0))
         board = Device(uuid, gpu.index, model, spec, lacks, condition)
         state.devices = devices_of(board, gpu) if gpu.instances else (board,)
         if not state.devices:

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from exporter.core.model import SECOND, Fault, Health
+from exporter.sources.base import recovery_condition
 from exporter.sources.nvml.calls import FieldValues, NvmlBoard, NvmlCalls, NvmlUnit, value_of
 
 _MAX_EVENTS, _MAX_FINAL_EVENTS = 64, 4096
@@ -178,7 +179,9 @@ class HealthReader:
             fields = self._read_board(board, now) if due or xids else {}
             if board.recovery_action and board.own.handle is not None:
                 wanted = _RECOVERY.get(board.recovery_action, f"action {board.recovery_action}")
-                message = f"requires recovery: {wanted}: until then it is unavailable"
+                blocks = recovery_condition(board.recovery_action)
+                until = ": until then it is unavailable, except to work that still runs on it" if blocks else ""
+                message = f"requires recovery: {wanted}{until}"
                 self._calls.device_fault(board.own, "gpu_recovery", message)
             if fields or xids:
                 yield Health(board.own.device.uuid, xids=tuple(xids), **fields)
@@ -205,9 +208,9 @@ class HealthReader:
         return fields
 
     def _set_recovery(self, board: NvmlBoard, action: int | None) -> None:
-        """Set the condition "recovery" while NVML reports an action; None: not reported, so nothing changes."""
+        """Set the condition of the action that NVML reports; None: not reported, so nothing changes."""
         board.recovery_action = board.recovery_action if action is None else action
-        board.set_condition("recovery" if board.recovery_action else "")
+        board.set_condition(recovery_condition(board.recovery_action))
 
     def _read_fields(self, board: NvmlBoard, unit: NvmlUnit, _seconds: float) -> FieldValues:
         if board.health_fields is None:
