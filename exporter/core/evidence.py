@@ -189,13 +189,14 @@ def _check_order(ev: Evidence, policy: Policy, *, driver_lags: bool) -> str:
 
     A profiler whose counters are all zero (after an Xid, or because another client took them) shows as an engine at
     exactly 0 although the driver reports utilization, or as pipes busier than the engine; without an engine counter, as
-    an SM activity of exactly 0. Multiplexed counters (a second client watches another metric group of an older
-    board) show as a busy engine counter without any active warp.
+    an SM activity of exactly 0. Pipes of a MIG instance that are busier than its engine are no zeros: DCGM shows the
+    engine of an A100's larger instances as a fraction (NVIDIA/DCGM#138, #248). Multiplexed counters (a second client
+    watches another metric group of an older board) show as a busy engine counter without any active warp.
     """
     g, s, t = ev.engine, ev.sm, ev.tensor
     tolerance, engine_counter = policy.clamp_excess, ev.reading.gr_engine_active
     if s is not None and t is not None and s > g + tolerance and t > g + tolerance:
-        return "zero_filled"
+        return "mig_layout" if ev.device.parent else "zero_filled"
     first = s if engine_counter is None else engine_counter
     driver = 0.0 if driver_lags else ev.utilization or 0.0
     if first == 0.0 and not s and not t and driver >= policy.zero_fill_utilization:

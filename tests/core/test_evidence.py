@@ -11,7 +11,7 @@ from exporter.core.ledger import Ledger
 from exporter.core.model import PPM, Reading
 from exporter.core.pipeline import advance
 from exporter.core.policy import Policy
-from tests.worlds import H100, RESTING, SPINNING, WORKING, S, device, first, reading, seen
+from tests.worlds import H100, RESTING, SPINNING, WORKING, S, cut, device, first, reading, seen
 
 POLICY = Policy()
 
@@ -98,6 +98,13 @@ def test_tensor_within_sm_within_engine(
 )
 def test_a_profiler_gone_to_zero_is_not_believed(signals: dict[str, Any]) -> None:
     assert evidence(WORKING, **signals).distrust == "zero_filled"
+
+
+def test_an_engine_that_is_lower_than_its_pipes_is_of_the_layout_on_an_instance() -> None:
+    """DCGM shows a 3g instance beside a 1g one on an A100 at a third: no counter is at zero, no restart helps."""
+    _, instance, _ = cut(3, 1)
+    third = reading(0, 1, uuid=instance.uuid, gr_engine_active=0.33, sm_active=0.98, tensor_active=0.5)
+    assert evaluate(third, instance, POLICY).distrust == "mig_layout"
 
 
 def unobserved(*readings: Reading) -> Counter[str]:
