@@ -165,7 +165,7 @@ class SlurmSettings(Struct, frozen=True, forbid_unknown_fields=True):
     mapping_dir: str = ""
     """Folder in which the prolog records the job of each GPU; see slurm-prolog.sh. Empty: none."""
     bin_dir: str = ""
-    """Folder of scontrol, sinfo and slurmd; empty: PATH."""
+    """Folder of scontrol and sinfo; slurmd is in it, in sbin beside it, or on PATH. Empty: all on PATH."""
     timeout_seconds: Positive = 5.0
     """Timeout of one request to the controller in seconds."""
     node_state_seconds: Annotated[float, Meta(ge=0, le=1e6)] = 300.0

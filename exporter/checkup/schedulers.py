@@ -27,7 +27,8 @@ from exporter.files import may_exist
 from exporter.registry import SCHEDULERS, section_of
 from exporter.schedulers.base import SchedulerError, open_scheduler
 from exporter.schedulers.slurm.client import CommandClient, Commands, SlurmClient, SlurmUnavailableError
-from exporter.schedulers.slurm.local_node import find_conf, read_conf
+from exporter.schedulers.slurm.local_node import find_conf, parse_slots, read_conf
+from exporter.schedulers.slurm.slurmd import list_gpus
 
 JOBS = "jobs"
 _HOST_PIDS = 0xEFFFFFFC
@@ -51,7 +52,7 @@ def _refused(context: CheckContext, name: str, err: Exception, *, absent: bool =
 
 
 def check_slurm(context: CheckContext, _: Findings) -> Iterator[Finding]:
-    """Check slurm.conf, the node's name, the spool directory, the prolog's directory, and the controller."""
+    """Check slurm.conf, the node's name, the two directories, slurmd's list of GPUs, and the controller."""
     if not _tries_scheduler(context, "slurm"):
         return
     slurm = context.config.slurm
@@ -64,6 +65,7 @@ def check_slurm(context: CheckContext, _: Findings) -> Iterator[Finding]:
     scheduler.close()
     yield Finding(JOBS, "slurm", OK, f"available: this is node {scheduler.node}")
     yield from _directories(context, scheduler.node)
+    yield _gpu_list(context, scheduler.node)
     yield _controller(context, scheduler.node)
 
 
@@ -92,6 +94,23 @@ def _readable(context: CheckContext, check: str, folder: Path, what: str, do: st
     return Finding(JOBS, check, OK, f"{what} {folder} can be read, {entries} entries")
 
 
+def _gpu_list(context: CheckContext, node: str) -> Finding:
+    """Have slurmd list the GPUs: without that, which GPU an index names is unknown."""
+    try:
+        slots = parse_slots(list_gpus(_commands(context), node))
+    except (SlurmUnavailableError, ValueError) as err:
+        message, do = split_advice(str(err), _LIST_ADVICE)
+        return failed(JOBS, "slurm gpus", message, do, needed=context.config.scheduler == "slurm")
+    counts = ", ".join(f"gres/{name}: {len(each)}" for name, each in sorted(slots.items()) if each)
+    return Finding(JOBS, "slurm gpus", OK, f"`slurmd -G` lists them ({counts})")
+
+
+_LIST_ADVICE = (
+    "run `slurmd -N NODE -G` as this user: slurm.conf must have the node with Gres= (slurm.node_name names it), and"
+    " gres.conf its devices"
+)
+
+
 def _controller(context: CheckContext, node: str) -> Finding:
     """Query this node from the controller, by the same client as jobs."""
     try:
@@ -109,8 +128,13 @@ def _controller_client(context: CheckContext) -> SlurmClient:
         from exporter.schedulers.slurm.restd import RestClient  # noqa: PLC0415  an HTTP client is 13 MiB
 
         return RestClient(slurm.restd_url, token_file=slurm.restd_token_file, timeout=slurm.timeout_seconds)
+    return CommandClient(_commands(context))
+
+
+def _commands(context: CheckContext) -> Commands:
+    slurm = context.config.slurm
     conf = find_conf(slurm.conf, context.environ)
-    return CommandClient(Commands(bin_dir=slurm.bin_dir, conf=conf, timeout=slurm.timeout_seconds))
+    return Commands(bin_dir=slurm.bin_dir, conf=conf, timeout=slurm.timeout_seconds)
 
 
 def _node_state_text(condition: str) -> str:

@@ -229,8 +229,8 @@ SCENES: dict[str, Callable[[Node], Told]] = {
 }
 """By what the document calls the situation; the same function is one run."""
 SLURM = (
-    "a Slurm node", "slurmctld is stopped", "a drained node; the prolog's directory is missing",
-    "the spool directory is root's, as an ordinary user",
+    "a Slurm node", "slurm.node_name is another node's", "slurmctld is stopped",
+    "a drained node; the prolog's directory is missing", "the spool directory is root's, as an ordinary user",
 )  # fmt: skip
 
 
@@ -277,6 +277,9 @@ def _slurm_scenes(rig: SlurmRig, node: Node) -> Iterator[Told]:
     node.env |= {"SLURM_CONF": f"{rig.conf}", "SLURM_BIN_DIR": f"{rig.commands(name)}"}
     node.env |= {"SLURM_NODE_NAME": name, "SLURM_SPOOL_DIR": f"{rig.spool(name)}"}
     well = node.checked()
+    node.env["SLURM_NODE_NAME"] = "another"
+    misnamed = node.checked()
+    node.env["SLURM_NODE_NAME"] = name
     rig.spool(name).chmod(0o700)
     rig.drain(name)
     node.env["SLURM_MAPPING_DIR"] = f"{node.folder / 'jobs'}"
@@ -287,7 +290,7 @@ def _slurm_scenes(rig: SlurmRig, node: Node) -> Iterator[Told]:
     node.env["SLURM_TIMEOUT_SECONDS"] = "1"
     stopped = node.checked()
     rig.start_controller()
-    yield from (well, stopped, drained, forbidden)
+    yield from (well, misnamed, stopped, drained, forbidden)
 
 
 def test_every_situation_is_in_the_document_and_no_other() -> None:

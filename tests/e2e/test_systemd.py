@@ -118,6 +118,44 @@ def test_a_pause_and_the_prologs_files_outlive_a_restart(node: Node) -> None:
     node.until(lambda page: not holders(page), "nobody holds a GPU")
 
 
+SLURM = {
+    "slurm.conf": (
+        "ClusterName=c\nSlurmctldHost=localhost\nAuthType=auth/munge\nProctrackType=proctrack/cgroup\nGresTypes=gpu\n"
+        "TaskPlugin=task/cgroup\nSelectType=select/cons_tres\nSlurmdSpoolDir=/var/spool/of-slurmd\n"
+        "NodeName=here NodeHostname={host} CPUs=1 Gres=gpu:2 State=UNKNOWN\nPartitionName=all Nodes=here\n"
+    ),
+    "gres.conf": "Name=gpu File=/dev/nvidia3\nName=gpu File=/dev/nvidia0\n",
+    "cgroup.conf": "CgroupPlugin=cgroup/v2\n",
+}
+"""A node whose second GPU is Slurm's first."""
+
+
+@pytest.fixture(name="slurm")
+def _slurm(node: Node) -> Iterator[Node]:
+    machine = node.machine
+    host = machine.run("hostname", "-s").strip()
+    machine.run("install", "-d", "/etc/slurm", "/var/spool/of-slurmd")
+    machine.run("install", "-d", "-o", "munge", "/run/munge")
+    for name, text in SLURM.items():
+        machine.path(f"/etc/slurm/{name}").write_text(text.format(host=host))
+    machine.run("mknod", "-m", "666", "/dev/nvidia3", "c", "195", "3")
+    machine.run("setpriv", "--reuid=munge", "--regid=munge", "--clear-groups", "munged", "--force")
+    yield node
+    machine.run("rm", "-r", "/dev/nvidia3", "/var/spool/of-slurmd", *(f"/etc/slurm/{name}" for name in SLURM))
+    machine.run("kill", machine.path("/run/munge/munged.pid").read_text().strip())
+
+
+def test_slurmd_lists_the_gpus_to_the_daemon_in_its_sandbox(slurm: Node) -> None:
+    """The prolog's file has Slurm's index."""
+    for block in blocks("Slurm: prolog and epilog"):
+        slurm.follow(block)
+    slurm.machine.run("/etc/slurm/prolog.d/50-gpu-efficiency.sh", SLURM_JOB_ID="4711", SLURM_JOB_GPUS="0")
+    slurm.configure('scheduler = "slurm"\n[slurm]\nmapping_dir = "/run/gpu-efficiency/jobs"\n')
+    slurm.restart()
+    page = slurm.until(lambda page: holders(page) == {("3", "4711")}, "the job holds the GPU that is Slurm's first")
+    assert page.total("faults_total", kind="scheduler_refused") == 0
+
+
 def test_what_is_stopped_leaves_the_folder_and_takes_its_socket(node: Node) -> None:
     listing = node.machine.path("/run/gpu-efficiency")
     assert {path.name for path in listing.iterdir()} == {"report.sock"}

@@ -1,5 +1,6 @@
 """Queries to a controller: by commands that a shell script simulates, over HTTP to a local server, on the thread."""
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,9 +14,10 @@ import pytest
 from exporter.core.model import SECOND
 from exporter.schedulers.slurm.client import CommandClient, Commands, SlurmUnavailableError, UnknownJobError
 from exporter.schedulers.slurm.controller import ControllerQueries, Updates
-from exporter.schedulers.slurm.local_node import GpuMap
+from exporter.schedulers.slurm.local_node import GpuMap, parse_slots
 from exporter.schedulers.slurm.parsing import SlurmJob
 from exporter.schedulers.slurm.restd import RestClient
+from exporter.schedulers.slurm.slurmd import list_gpus
 from tests.schedulers.slurm_rig import NODE, RECORDED, Answers, Here, job, recorded
 from tests.waiting import wait_for
 
@@ -154,15 +156,80 @@ def test_a_missing_command_says_which_and_what_to_set(tmp_path: Path) -> None:
         CommandClient(Commands(bin_dir=str(tmp_path / "no"))).job("2")
 
 
-def test_the_environment_is_our_own(script: Script, commands: CommandClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_is_our_own(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_CLUSTERS", "all")
-    made = CommandClient(Commands(bin_dir=str(script.folder), conf="/etc/other.conf", timeout=20.0))
-    script.write("slurmd", "env >&2")
-    said = made.slurmd_gpus("n1").splitlines()
+    made = Commands(bin_dir=str(script.folder), conf="/etc/other.conf", timeout=20.0)
+    script.write("sinfo", "env")
+    said = made.output("sinfo").splitlines()
     assert {"TZ=UTC0", "LC_ALL=C", "SLURM_CONF=/etc/other.conf"} <= set(said)
     assert not any(line.startswith("SLURM_CLUSTERS") for line in said)
-    assert commands.slurmd_gpus("n1")
+
+
+SLURMD = """
+folder=${SLURM_CONF%/*}
+case $(cat "$folder/cgroup.conf") in
+  *PLUGIN) cat "$SLURM_CONF" "$folder/gres.conf" "$folder/more/nodes.conf" >&2 ;;
+  *) echo "Couldn't find the specified plugin name" >&2; exit 1 ;;
+esac
+"""
+
+
+@pytest.mark.parametrize(("plugin", "runs"), [("disabled", 1), ("cgroup/v1", 2)])
+def test_slurmd_lists_gpus_by_the_site_s_files_without_its_control_groups(
+    script: Script, tmp_path: Path, plugin: str, runs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """22.05 does not know `disabled`."""
+    etc, places = tmp_path / "etc", tmp_path / "places"
+    (etc / "more").mkdir(parents=True)
+    places.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", f"{places}")
+    (etc / "our.conf").write_text("slurmd: Gres Name=gpu Type=a Count=1 File=/dev/nvidia4\n")
+    (etc / "gres.conf").write_text("slurmd: Gres Name=gpu Type=b Count=1 File=/dev/nvidia0\n")
+    (etc / "more/nodes.conf").write_text("slurmd: Gres Name=gpu Type=c Count=1 File=/dev/nvidia2\n")
+    (etc / "cgroup.conf").write_text("CgroupPlugin=cgroup/v2\n")
+    script.write("slurmd", SLURMD.replace("PLUGIN", plugin))
+    said = list_gpus(Commands(bin_dir=str(script.folder), conf=f"{etc / 'our.conf'}", timeout=20.0), "n1")
+    assert [slot.minor for slot in parse_slots(said)["gpu"]] == [4, 0, 2]
+    assert script.asked == ["slurmd -N n1 -G"] * runs
+    assert list(places.iterdir()) == [], "its own files are gone"
+
+
+def test_without_a_place_for_a_copy_slurmd_has_the_site_s_configuration(
+    script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "slurm.conf").touch()
+    monkeypatch.setattr("tempfile.tempdir", f"{tmp_path / 'none'}")
+    script.write("slurmd", 'echo "Gres Name=gpu $SLURM_CONF" >&2')
+    conf = f"{tmp_path / 'slurm.conf'}"
+    for given, said in ((conf, conf), ("", "")):
+        commands = Commands(bin_dir=str(script.folder), conf=given, timeout=20.0)
+        assert list_gpus(commands, "n1") == f"Gres Name=gpu {said}\n"
     assert script.asked == ["slurmd -N n1 -G"] * 2
+
+
+def test_slurmd_may_take_longer_than_a_question_to_the_controller(script: Script) -> None:
+    """AutoDetect=nvml initializes the driver at boot."""
+    script.write("slurmd", "sleep 0.5; echo Gres Name=gpu >&2")
+    assert "Gres" in list_gpus(Commands(bin_dir=str(script.folder), timeout=0.1), "n1")
+
+
+def test_slurmd_of_an_installation_from_source_is_in_sbin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder in ("slurm/bin", "slurm/sbin", "else"):
+        (tmp_path / folder).mkdir(parents=True)
+    commands = Commands(bin_dir=f"{tmp_path}/slurm/bin/", timeout=20.0)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'else'}:{os.environ['PATH']}")
+    on_path = Commands(bin_dir=f"{tmp_path}/slurm/bin/", timeout=20.0)
+    for folder in ("slurm/bin", "slurm/sbin", "else"):
+        Script(tmp_path / folder, "").write("slurmd", f"echo Gres Name={folder} >&2")
+    assert list_gpus(on_path, "n1") == "Gres Name=slurm/bin\n"
+    (tmp_path / "slurm/bin/slurmd").unlink()
+    assert list_gpus(commands, "n1") == "Gres Name=slurm/sbin\n"
+    (tmp_path / "slurm/sbin/slurmd").unlink()
+    assert list_gpus(on_path, "n1") == "Gres Name=else\n"
+    for folder in ("slurm/bin", "slurm/sbin"):
+        (tmp_path / folder / "scontrol").unlink()
+    with pytest.raises(SlurmUnavailableError, match=r"slurm/bin/scontrol: cannot be started"):
+        on_path.output("scontrol")
 
 
 def test_the_node_is_asked_for_with_sinfo(script: Script, commands: CommandClient) -> None:

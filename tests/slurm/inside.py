@@ -17,9 +17,11 @@ _MOUNT = """
 set -e
 root=$1 unified=$2
 shift 2
-mount --bind "$root" "$root"
-for tree in proc sys dev; do mount --rbind "/$tree" "$root/$tree"; done
-mount --bind /etc/hosts "$root/etc/hosts"
+if [ "$root" != / ]; then
+  mount --bind "$root" "$root"
+  for tree in proc sys dev; do mount --rbind "/$tree" "$root/$tree"; done
+  mount --bind /etc/hosts "$root/etc/hosts"
+fi
 if [ "$unified" ]; then mount -t cgroup2 cgroup2 "$root/sys/fs/cgroup"; fi
 for shared; do
   mkdir -p "$root$shared"
@@ -27,6 +29,13 @@ for shared; do
 done
 echo mounted
 exec sleep infinity
+"""
+_CONFINE = """
+root=$1
+shift
+mount -o remount,bind,ro "$root/sys/fs/cgroup"
+chown nobody "${SLURM_CONF%/*}"
+exec chroot --userspec=nobody --groups= "$root" "$@"
 """
 
 
@@ -42,7 +51,7 @@ class Inside:
         self._keeper: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> Self:
-        if self.root != Path("/"):
+        if self.root != Path("/") or self._unified:
             words = ["unshare", "--mount", "--propagation", "private", "sh", "-c", _MOUNT, "sh", f"{self.root}"]
             words.append("yes" if self._unified else "")
             words += self._shared
@@ -59,9 +68,20 @@ class Inside:
             assert self._keeper.stdout is not None
             self._keeper.stdout.close()
 
+    def confined(self, *command: str) -> list[str]:
+        """Return the command line that runs it there as nobody, with control groups read-only.
+
+        Whose folder SLURM_CONF names then is nobody's, as a daemon's own copy would be.
+        """
+        words = ["unshare", "--mount", "--propagation", "private", "sh", "-ec", _CONFINE, "sh", f"{self.root}"]
+        return [*self._enter(), *words, *command]
+
+    def _enter(self) -> list[str]:
+        return [] if self._keeper is None else ["nsenter", f"--mount=/proc/{self._keeper.pid}/ns/mnt"]
+
     def words(self, *command: str, user: str = "") -> list[str]:
         """Return the command line that runs `command` there, as root or as `user`."""
-        enter = [] if self._keeper is None else ["nsenter", f"--mount=/proc/{self._keeper.pid}/ns/mnt"]
+        enter = self._enter()
         who = [f"--userspec={user}", "--groups="] if user else []
         change = ["chroot", *who, f"{self.root}"] if enter or user else []
         return [*enter, *change, *command]

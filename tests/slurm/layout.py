@@ -2,6 +2,7 @@
 
 import os
 import secrets
+import shlex
 import shutil
 import socket
 from collections.abc import Sequence
@@ -37,8 +38,8 @@ def lay_out(directory: Path, plan: Plan, nodes: Sequence[str], inside: Inside) -
     for node in nodes:
         (directory / "spool" / node).mkdir()
         (directory / "jobs" / node).mkdir()
-        preload = ("env", f"LD_PRELOAD={inner}/{UNIFIED}") if plan.unified else ()
-        _lay_out_commands(directory / "bin" / node, inside, preload, conf=f"{inner}/etc/slurm.conf")
+        preload = f"{inner}/{UNIFIED}" if plan.unified else ""
+        _lay_out_commands(directory / "bin" / node, inside, preload, conf=directory / "etc/slurm.conf")
     (directory / "munge/key").write_bytes(secrets.token_bytes(1024))
     (directory / "munge/key").chmod(0o400)
     logs = [f"log/{name}.log" for name in ("slurmctld", "slurmdbd")]
@@ -62,13 +63,16 @@ def _configure(etc: Path, plan: Plan, place: Place) -> None:
         shutil.copy2(_SCRIPTS / f"slurm-{script}.sh", etc)
 
 
-def _lay_out_commands(folder: Path, inside: Inside, preload: Sequence[str], *, conf: str) -> None:
+def _lay_out_commands(folder: Path, inside: Inside, preload: str, *, conf: Path) -> None:
+    """`preload`: of slurmd, which then is confined as systemd/gpu-efficiency.service confines the daemon's commands."""
     folder.mkdir()
     (folder / "asked").touch()
     for name in _COMMANDS:
-        words = " ".join(inside.words(*(preload if name == "slurmd" else ()), inside.path(name)))
+        slurmd = ("env", f"LD_PRELOAD={preload}", inside.path(name))
+        words = inside.confined(*slurmd) if preload and name == "slurmd" else inside.words(inside.path(name))
         note = f'printf "%s\\n" "{name} $*" >>{folder}/asked'
-        _program(folder / name, f'#!/bin/sh\n{note}\nSLURM_CONF={conf} exec {words} "$@"\n')
+        known = f"export SLURM_CONF=${{SLURM_CONF:-{conf}}}"
+        _program(folder / name, f'#!/bin/sh\n{note}\n{known}\nexec {shlex.join(words)} "$@"\n')
 
 
 def _program(path: Path, text: str) -> None:

@@ -115,6 +115,7 @@ def observed(
     known = {
         "LD_LIBRARY_PATH": f"{build()}",
         "NVML_STUB_SCRIPT": f"{script}",
+        "TMPDIR": f"{rig.plan.root / 'tmp'}",
         "GPU_EFFICIENCY_SLURM_CONF": f"{rig.conf}",
         "GPU_EFFICIENCY_SLURM_NODE_NAME": node,
         "GPU_EFFICIENCY_SLURM_SPOOL_DIR": f"{rig.spool(node)}",

@@ -36,7 +36,9 @@ class SlurmRig:
         self.plan = plan or Plan()
         token = secrets.token_hex(3)
         self.nodes = tuple(f"r{token}n{number}" for number in range(1, self.plan.nodes + 1))
-        self.inside = Inside(self.plan.root, unified=self.plan.unified)
+        # Slurm's commands find a slurm.conf by its path here, also the daemon's own copy of it.
+        places = [] if self.plan.root == Path("/") else [self.plan.root / "tmp"]
+        self.inside = Inside(self.plan.root, shared=places, unified=self.plan.unified)
         self._stack = ExitStack()
         self._commands: list[subprocess.Popen[str]] = []
 

@@ -1,15 +1,17 @@
 """Queries slurmctld with Slurm's own commands, one RPC each.
 
-Runs scontrol, squeue, sinfo and slurmd without a shell, with a fixed environment, killed at the timeout. Never lists
-all jobs: a query is about one job, and `-d` is used only where nothing else shows which GPUs a job has.
+Runs them without a shell, with a fixed environment, killed at the timeout. Never lists all jobs: a query is about one
+job, and `-d` is used only where nothing else shows which GPUs a job has. The list of GPUs is in slurmd.py.
 """
 
 import contextlib
 import os
 import re
+import shutil
 import subprocess  # there is no other way to run scontrol  # nosec B404
 import threading
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Protocol
 
 from exporter.schedulers.slurm.parsing import (
@@ -31,6 +33,12 @@ _FIXED_VARIABLES = {
     "SLURM_BITSTR_LEN": "0",  # else the list of an array's tasks ends in "..." after 64 characters (squeue(1))
 }
 _MESSAGE_CHARS = 300
+_SLURMCTLD = "is slurmctld up and reachable from here?"
+_QUESTIONS = {
+    "sacct": "is slurmdbd up and reachable from here?",
+    "slurmd": "does AutoDetect in gres.conf wait for a GPU?",
+}
+"""What to look at when a command does not answer, by the beginning of its name; else _SLURMCTLD."""
 
 
 class SlurmUnavailableError(Exception):
@@ -41,23 +49,33 @@ class Commands:
     """Runs one command at a time; `close` may be called from another thread."""
 
     def __init__(self, *, bin_dir: str = "", conf: str = "", timeout: float = 5.0) -> None:
-        """Empty `bin_dir`: use PATH. Empty `conf`: the commands' default. `timeout` is seconds per command."""
-        self._bin, self._timeout = bin_dir, timeout
-        self._environ = _environ(os.environ, conf)
+        """Empty `bin_dir`: use PATH, as for a slurmd that is not there. Empty `conf`: the commands' default.
+
+        `timeout` is seconds per command.
+        """
+        self._bin, self._timeout, self.conf = bin_dir, timeout, conf
+        self._environ = _environ(os.environ)
         self._child: subprocess.Popen[bytes] | None = None
         self._closed = False
         self._lock = threading.Lock()
 
-    def run(self, command: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Run the command to its end. Raises SlurmUnavailableError if it cannot start or times out."""
-        path = os.path.join(self._bin, command) if self._bin else command  # noqa: PTH118  "" is PATH, not "."
+    def run(
+        self, command: str, *arguments: str, conf: str = "", timeout: float | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """Run the command to its end, perhaps with another slurm.conf and timeout than all the others.
+
+        Raises SlurmUnavailableError if it cannot start or times out.
+        """
+        path = self._path(command)
         try:
-            child = self._start([path, *arguments])
+            child = self._start([path, *arguments], conf or self.conf)
         except OSError as err:
             raise SlurmUnavailableError(f"{path}: cannot be started: {err.strerror or err}. Set slurm.bin_dir") from err
         command_line = " ".join((command, *arguments))
-        output, errors = (text.decode(errors="replace") for text in self._wait(child, command_line))
-        return subprocess.CompletedProcess(command_line, child.returncode, output, errors)
+        output, errors = self._wait(child, command_line, timeout or self._timeout)
+        return subprocess.CompletedProcess(
+            command_line, child.returncode, output.decode(errors="replace"), errors.decode(errors="replace")
+        )
 
     def output(self, command: str, *arguments: str) -> str:
         """Run and return standard output. Raises SlurmUnavailableError as `run`, or if the command fails."""
@@ -70,7 +88,15 @@ class Commands:
             if self._child is not None:
                 _kill(self._child)
 
-    def _start(self, arguments: list[str]) -> subprocess.Popen[bytes]:
+    def _path(self, command: str) -> str:
+        """Return the command in slurm.bin_dir or, where an installation from source has slurmd, in sbin beside it."""
+        if not self._bin:
+            return command
+        folder = Path(self._bin)
+        found = shutil.which(command, path=f"{folder}{os.pathsep}{folder.parent / 'sbin'}")
+        return found or (command if command == "slurmd" else f"{folder / command}")
+
+    def _start(self, arguments: list[str], conf: str) -> subprocess.Popen[bytes]:
         with self._lock:
             if self._closed:
                 raise OSError("this daemon is being stopped")
@@ -79,21 +105,19 @@ class Commands:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                env=self._environ,
+                env=self._environ | ({"SLURM_CONF": conf} if conf else {}),
                 start_new_session=True,
             )
             return self._child
 
-    def _wait(self, child: subprocess.Popen[bytes], command_line: str) -> tuple[bytes, bytes]:
+    def _wait(self, child: subprocess.Popen[bytes], command_line: str, timeout: float) -> tuple[bytes, bytes]:
         try:
-            return child.communicate(timeout=self._timeout)
+            return child.communicate(timeout=timeout)
         except subprocess.TimeoutExpired as err:
             _kill(child)
             child.communicate()
-            server = "slurmdbd" if command_line.startswith("sacct") else "slurmctld"
-            raise SlurmUnavailableError(
-                f"{command_line}: no answer within {self._timeout:g} s: is {server} up and reachable from here?"
-            ) from err
+            question = next((text for name, text in _QUESTIONS.items() if command_line.startswith(name)), _SLURMCTLD)
+            raise SlurmUnavailableError(f"{command_line}: no answer within {timeout:g} s: {question}") from err
         finally:
             with self._lock:
                 self._child = None
@@ -115,9 +139,8 @@ def _kill(child: subprocess.Popen[bytes]) -> None:
         os.killpg(child.pid, 9)
 
 
-def _environ(environ: Mapping[str, str], conf: str) -> dict[str, str]:
-    kept = {name: environ[name] for name in _KEPT_VARIABLES if name in environ}
-    return kept | _FIXED_VARIABLES | ({"SLURM_CONF": conf} if conf else {})
+def _environ(environ: Mapping[str, str]) -> dict[str, str]:
+    return {name: environ[name] for name in _KEPT_VARIABLES if name in environ} | _FIXED_VARIABLES
 
 
 _JSON_SINCE = (23, 2)
@@ -170,7 +193,7 @@ class SlurmClient(Protocol):
 
 
 class CommandClient:
-    """The `SlurmClient` that runs scontrol, sinfo and squeue; also slurmd for its list of GPUs."""
+    """The `SlurmClient` that runs scontrol, sinfo and squeue."""
 
     def __init__(self, commands: Commands) -> None:
         self._commands = commands
@@ -201,10 +224,6 @@ class CommandClient:
         """See SlurmClient. Two small RPCs: this node, and the partitions."""
         output = self._commands.output("sinfo", "-h", "-N", "-n", name, "-O", "NodeList:|,StateLong:|,Reason:|")
         return node_in(parse_node_states(output), name, source="sinfo")
-
-    def slurmd_gpus(self, name: str) -> str:
-        """Return what `slurmd -G` prints, whatever its status; sends no RPC. Raises SlurmUnavailableError."""
-        return self._commands.run("slurmd", "-N", name, "-G").stderr
 
     def close(self) -> None:
         """See SlurmClient."""

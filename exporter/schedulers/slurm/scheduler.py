@@ -32,6 +32,7 @@ from exporter.schedulers.slurm.local_node import (
     read_conf,
     short_hostname,
 )
+from exporter.schedulers.slurm.slurmd import list_gpus
 
 FIRST_ANSWER_SECONDS = 0.2
 """Wait for the response about a new job, so that a job of a few seconds is billed to its account."""
@@ -206,10 +207,8 @@ def open_slurm(config: Any) -> SlurmScheduler:
             " or slurm.mapping_dir where the prolog writes one"
         )
     proc = Path(config.host.proc)
-    commands = CommandClient(
-        Commands(bin_dir=slurm.bin_dir, conf=conf.path if conf else "", timeout=slurm.timeout_seconds)
-    )
-    local = LocalNode(node, slots=lambda: commands.slurmd_gpus(node), proc=proc, cgroup=config.host.cgroup)
+    commands = Commands(bin_dir=slurm.bin_dir, conf=conf.path if conf else "", timeout=slurm.timeout_seconds)
+    local = LocalNode(node, slots=lambda: list_gpus(commands, node), proc=proc, cgroup=config.host.cgroup)
     controller = ControllerQueries(_client(slurm, commands), local, node=node, clock=time.monotonic_ns)
     return SlurmScheduler(
         node,
@@ -221,9 +220,9 @@ def open_slurm(config: Any) -> SlurmScheduler:
     )
 
 
-def _client(slurm: Any, commands: CommandClient) -> SlurmClient:
+def _client(slurm: Any, commands: Commands) -> SlurmClient:
     if not slurm.restd_url:
-        return commands
+        return CommandClient(commands)
     from exporter.schedulers.slurm.restd import RestClient  # noqa: PLC0415  an HTTP client is 13 MiB
 
     try:
