@@ -13,9 +13,15 @@ from exporter.core.model import SECOND, Device, Process, Reading
 from exporter.registry import SlurmSettings
 from exporter.schedulers.base import Member, SchedulerError
 from exporter.schedulers.slurm.local_node import JobTasks, Slot
+from exporter.schedulers.slurm.notation import Gres
 from exporter.schedulers.slurm.scheduler import SlurmScheduler, open_slurm
 from tests.ordinary import hidden
 from tests.schedulers.slurm_rig import BATCH, BEGIN, DEVICES, EXTERN, NODE, Proc, Rig, bind, job
+
+
+def free_but(*held: str) -> dict[str, str]:
+    """All GPUs but these, which may be somebody's."""
+    return {device.uuid: "unknown" for device in DEVICES if device.uuid not in held}
 
 
 @pytest.fixture
@@ -232,7 +238,7 @@ def test_steps_say_it_where_they_have_all_that_was_asked_for(rig: Rig) -> None:
     rig.answers.jobs["7"] = job("7", gpus=2, gpus_here=2, on_gpus=True)
     rig.here.tasks["7"] = JobTasks("alice", steps=frozenset({1}), processes=1)
     rig.socket("7", "0")
-    assert rig.held() == {"GPU-1": "7"}, "a part is better than nothing"
+    assert rig.held() == {"GPU-1": "7"} | free_but("GPU-1"), "a part is better than nothing; any other may be its too"
     rig.here.tasks["7"] = JobTasks("alice", steps=frozenset({2}), processes=1)
     rig.socket("7", "1")
     rig.tick()
@@ -244,7 +250,7 @@ def test_the_price_of_a_detail_is_paid_once_after_looking_three_times(rig: Rig) 
     rig.answers.jobs["7"] = job("7", gpus=2, gpus_here=2, on_gpus=True)
     rig.answers.details["7"] = job("7", 0, 3)
     rig.socket("7")
-    assert rig.held() == {}
+    assert rig.held() == free_but()
     for _ in range(60):
         rig.tick()
     assert rig.held() == {"GPU-0": "7", "GPU-3": "7"}
@@ -278,8 +284,8 @@ def test_mapping_files_may_name_instances_and_uuids(mapped: Rig) -> None:
     mapped.answers.jobs["7"] = job("7")
     for name in ("3.7", "GPU-1", "9.9"):
         (mapped.mapping / name).write_text("7\n")
-    held = {a.uuid for a in mapped.told(devices=(*DEVICES, instance))}
-    assert held == {"MIG-x", "GPU-1"}
+    held = {a.uuid: a.owner.job_id for a in mapped.told(devices=(*DEVICES, instance))}
+    assert held == {"MIG-x": "7", "GPU-1": "7"} | free_but("GPU-1"), "the third may be any"
     assert any("9.9 names no GPU" in fault for fault in mapped.faults())
 
 
@@ -299,14 +305,41 @@ def test_shards_of_one_gpu_are_several_owners(rig: Rig) -> None:
 def test_an_index_that_leads_to_no_gpu_is_a_fault_not_a_guess(rig: Rig) -> None:
     rig.here.slots = {"gpu": (Slot(0), Slot(1))}
     rig.answers.jobs["7"] = job("7", 1, 3)
-    rig.socket("7")
-    assert rig.held() == {"GPU-1": "7"}
+    step = rig.socket("7")
+    assert rig.held() == {"GPU-1": "7"} | free_but("GPU-1"), "nor is the GPU free that is not known"
     assert any("scheduler_refused" in f and "index 3 of gres/gpu is not in `slurmd -G`" in f for f in rig.faults())
     rig.tick()
     assert any("index 3 of gres/gpu" in f for f in rig.faults()), "as long as it is so"
     for _ in range(130):
         rig.tick()
     assert 2 <= rig.here.gpu_map_read <= 4, "the list is read again, at most once a minute"
+    rig.end(step)
+    assert rig.held() == {}
+
+
+def test_while_slurmd_lists_nothing_no_gpu_is_free_beside_a_running_job(mapped: Rig) -> None:
+    """As of a node that slurm.conf does not have: dynamic (slurmd -Z), or of a wrong slurm.node_name."""
+    assert mapped.mapping is not None
+    mapped.here.slots = {}
+    mapped.answers.jobs |= {"7": job("7", 0), "8": job("8")}
+    mapped.socket("8")
+    assert mapped.held() == {}, "nor is one of a job that has none"
+    mapped.socket("7")
+    assert mapped.held() == free_but()
+    (mapped.mapping / "2").write_text("7\n")
+    assert mapped.held() == free_but()
+    assert any("index 2 of gres/gpu is not in `slurmd -G`" in fault for fault in mapped.faults())
+    mapped.here.slots = {"gpu": (Slot(3), Slot(2), Slot(1), Slot(0))}
+    assert mapped.held(61.0) == {"GPU-1": "7"}
+
+
+def test_a_job_that_has_gpus_on_other_nodes_only_leaves_all_free_here(rig: Rig) -> None:
+    here = job("7", gpus=2, nodes=2, on_gpus=True)
+    rig.answers.jobs["7"] = replace(here, given={NODE: (), "node2": (Gres("gpu", "h100", 2, (0, 1)),)})
+    rig.socket("7")
+    for _ in range(10):
+        assert rig.held() == {}
+    assert rig.answers.asked == ["7"]
 
 
 def test_an_array_a_het_job_and_rules(rig: Rig) -> None:
@@ -486,9 +519,24 @@ def test_the_node_s_state_need_not_be_asked(rig: Rig) -> None:
 
 
 def test_another_node_s_sockets_are_pointed_out(rig: Rig) -> None:
-    rig.socket("7", node="node9")
-    assert rig.held() == {}
+    step = rig.socket("7", node="node9")
+    assert rig.held() == free_but(), "it may have any"
     assert any("steps of node node9, not of node1: set slurm.node_name" in fault for fault in rig.faults())
+    rig.end(step)
+    assert rig.held() == {}
+
+
+def test_another_node_s_sockets_are_pointed_out_beside_the_prolog_s_files(mapped: Rig) -> None:
+    assert mapped.mapping is not None
+    (mapped.mapping / "3").write_text("7\n")
+    mapped.answers.jobs["7"] = job("7", 3)
+    mapped.socket("7", node="node9")
+    assert mapped.held() == {"GPU-3": "7"} | free_but("GPU-3")
+    assert any("steps of node node9" in fault for fault in mapped.faults())
+    mapped.socket("8")
+    mapped.answers.jobs["8"] = job("8")
+    assert mapped.held() == {"GPU-3": "7"}, "a slurmd of that name shares the directory"
+    assert mapped.faults() == []
 
 
 def test_nothing_is_said_before_it_is_known_which_gpu_is_which(rig: Rig) -> None:
@@ -672,7 +720,7 @@ def test_what_a_job_has_of_which_nothing_can_be_told_may_be_any_gpu_that_seems_f
     rig.told()
     rig.answers.silent = "down"
     rig.socket("8")
-    assert rig.held() == {"GPU-0": "7"} | dict.fromkeys(sorted({d.uuid for d in DEVICES} - {"GPU-0"}), "unknown")
+    assert rig.held() == {"GPU-0": "7"} | free_but("GPU-0")
     rig.here.tasks["8"] = JobTasks("bob", "sleep", processes=1)
     for _ in range(3):
         rig.tick()

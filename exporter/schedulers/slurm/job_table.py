@@ -53,6 +53,8 @@ class NodeJob:
         self.answered_at: int | None = None
         """When the controller last answered about it."""
         self.basis, self.indices = Basis.NONE, frozenset[GresIndex]()
+        self.unresolved = self.without_gpus = False
+        """The last `uuids` found no GPU for one of its indices; it has resources here, and none is a GPU."""
         self.inspections, self.inspect_at, self.detailed = 0, now, False
         self.absent_since: int | None = None
         self.backoff, self.query_at = Backoff(QUERY_AGAIN, QUERY_SELDOM), now
@@ -70,9 +72,13 @@ class NodeJob:
 
     @property
     def unidentified(self) -> bool:
-        """Neither the controller nor any of its processes shows what it holds."""
-        known = self.job is not None or self.gone or (self.tasks is not None and self.tasks.processes > 0)
-        return not (known or self.stale or self.basis > Basis.NONE)
+        """It may hold a GPU here that `uuids` does not return."""
+        if self.stale or self.unresolved:
+            return self.unresolved and not self.stale
+        if self.job is not None:
+            return self.gpus_incomplete
+        known = self.gone or (self.tasks is not None and self.tasks.processes > 0)
+        return not (known or self.basis > Basis.NONE)
 
     @property
     def ending(self) -> bool:
@@ -86,7 +92,7 @@ class NodeJob:
             return False
         if self.job is None:
             return self.basis == Basis.NONE
-        return self.job.on_gpus and not self.job.ended
+        return self.job.on_gpus and not self.job.ended and not self.without_gpus
 
     @property
     def suspended(self) -> bool:
@@ -108,6 +114,8 @@ class NodeJob:
             if self.basis <= Basis.PART and self.job is None:
                 self.basis, self.indices = Basis.NONE, frozenset()  # now it can be checked whether those were all
             self.job = answer.job
+            given = (answer.job.given or {}).get(node)
+            self.without_gpus = given is not None and all(each.name not in GPU_GRES for each in given)
             self._start = self._start_of(answer.job, now=now, wall=wall)
         self._set_indices(*indices_here(self.job, self.tasks, node))
 
@@ -128,6 +136,7 @@ class NodeJob:
         if (problems or not found) and self.tasks is not None:
             known = {device.uuid for device in devices}
             found |= dict.fromkeys(uuid for uuid in self.tasks.uuids if uuid in known)
+        self.unresolved = bool(problems) and len(found) < len(self.indices)
         return tuple(found), tuple(problems)
 
     def start(self, *, wall: int, now: int) -> int:

@@ -132,6 +132,11 @@ class SpoolState(Struct, frozen=True):
     foreign_nodes: tuple[str, ...] = ()
     """Nodes other than ours whose sockets are there."""
 
+    @property
+    def misnamed(self) -> bool:
+        """Whether steps run here, and only those of another node's name."""
+        return bool(self.foreign_nodes) and not any(presence.sockets for presence in self.jobs.values())
+
 
 class SpoolReader:
     """Reads the spool and mapping directories."""

@@ -104,7 +104,7 @@ class SlurmScheduler:
             return None
         faults, self._pending_faults = self._pending_faults, ()
         return SchedulerState(
-            (*allocations, *self._unidentified(now, devices)),
+            (*allocations, *self._unidentified(spool, now, devices)),
             now,
             self._condition,
             self._members.of_readings(readings),
@@ -124,9 +124,9 @@ class SlurmScheduler:
         """Stop the thread and its running command. Never raises."""
         self._controller.close()
 
-    def _unidentified(self, now: int, devices: Sequence[Device]) -> Iterator[Allocation]:
+    def _unidentified(self, spool: SpoolState, now: int, devices: Sequence[Device]) -> Iterator[Allocation]:
         """While a job's GPUs are unknown, yield every unallocated GPU as held by an unknown job."""
-        if any(entry.unidentified for entry in self._jobs):
+        if spool.misnamed or any(entry.unidentified for entry in self._jobs):
             held = self._tracker.held_uuids()
             for device in devices:
                 if device.uuid not in held and not device.unpartitioned:
@@ -168,7 +168,7 @@ class SlurmScheduler:
             yield Fault("scheduler_refused", f"Slurm: {'; '.join(sorted(problems))}")
 
     def _foreign_sockets(self, spool: SpoolState) -> list[str]:
-        if not spool.foreign_nodes or spool.jobs:
+        if not spool.misnamed:
             return []
         return [
             f"the spool directory has steps of node {spool.foreign_nodes[0]}, not of {self.node}: set slurm.node_name"
