@@ -97,6 +97,7 @@ class Here(LocalNode):
         self.inspected: list[str] = []
         self.gpu_map_read = 0
         self.slots: dict[str, tuple[Slot, ...]] | None = None
+        self.problem = ""
 
     def inspect_jobs(self, jobs: Iterable[str]) -> dict[str, JobTasks]:
         self.inspected += sorted(jobs)
@@ -107,7 +108,7 @@ class Here(LocalNode):
 
     def gpu_map(self) -> GpuMap:
         self.gpu_map_read += 1
-        return GpuMap(self.slots)
+        return GpuMap(self.slots, problem=self.problem)
 
 
 class Rig:
@@ -128,6 +129,7 @@ class Rig:
             node_state_seconds=node_state_seconds,
             wall=lambda: self.now + self.offset,
             phase=lambda: 0.0,
+            conf=f"{folder / 'slurm.conf'}",
         )
         self.words: list[SchedulerState] = []
 

@@ -333,6 +333,50 @@ def test_while_slurmd_lists_nothing_no_gpu_is_free_beside_a_running_job(mapped: 
     assert mapped.held(61.0) == {"GPU-1": "7"}
 
 
+def test_slurmd_s_list_is_asked_for_each_minute_until_it_is_known_and_each_fault_says_why(rig: Rig) -> None:
+    """At boot AutoDetect=nvml may take longer than a command may."""
+    rig.answers.jobs["7"] = job("7", 0)
+    rig.here.slots, rig.here.problem = {}, "the GPUs of jobs are unknown: slurmd -N node1 -G: no answer within 30 s"
+    rig.socket("7")
+    for _ in range(59):
+        assert rig.held() == free_but()
+        assert any("scheduler_refused" in fault and "no answer within 30 s" in fault for fault in rig.faults())
+    assert rig.here.gpu_map_read == 1
+    rig.here.slots, rig.here.problem = {"gpu": (Slot(3),)}, ""
+    rig.tick(2.0)
+    assert rig.held() == {"GPU-3": "7"}
+    assert (rig.faults(), rig.here.gpu_map_read) == ([], 2)
+
+
+def test_slurmd_s_list_is_read_anew_when_devices_or_the_configuration_change_and_else_seldom(rig: Rig) -> None:
+    gres, conf = (rig.spool.with_name(name) for name in ("gres.conf", "slurm.conf"))
+    rig.answers.jobs["7"] = job("7", 0)
+    rig.socket("7")
+    for _ in range(2):
+        assert rig.held(10.0) == {"GPU-0": "7"}
+    for number, file in enumerate((gres, conf, gres)):
+        rig.here.slots = {"gpu": (Slot(number + 1),)}
+        file.touch()
+        os.utime(file, ns=(number, number + 1))
+        assert rig.held() == {f"GPU-{number + 1}": "7"}
+        assert rig.held(10.0) == {f"GPU-{number + 1}": "7"}
+        assert rig.here.gpu_map_read == number + 2
+    rig.tick(devices=DEVICES[1:])
+    assert rig.here.gpu_map_read == 5
+    for _ in range(7):
+        rig.tick(devices=DEVICES)
+        rig.tick(devices=DEVICES[1:])
+    assert rig.here.gpu_map_read == 6, "a device that comes and goes starts no command each second"
+    rig.tick(10.0, devices=DEVICES[1:])
+    read = rig.here.gpu_map_read
+    for _ in range(590):
+        rig.tick(devices=DEVICES[1:])
+    assert rig.here.gpu_map_read == read
+    for _ in range(20):
+        rig.tick(devices=DEVICES[1:])
+    assert rig.here.gpu_map_read == read + 1
+
+
 def test_a_job_that_has_gpus_on_other_nodes_only_leaves_all_free_here(rig: Rig) -> None:
     here = job("7", gpus=2, nodes=2, on_gpus=True)
     rig.answers.jobs["7"] = replace(here, given={NODE: (), "node2": (Gres("gpu", "h100", 2, (0, 1)),)})

@@ -1,6 +1,7 @@
 """What a node itself shows of its jobs: sockets, processes, device files, slurm.conf; on made-up trees."""
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from exporter.core.model import Device
 from exporter.schedulers.procfs import read_uuids
-from exporter.schedulers.slurm.client import SlurmUnavailableError
+from exporter.schedulers.slurm.client import MissingCommandError, SlurmUnavailableError
 from exporter.schedulers.slurm.local_node import (
     GpuMap,
     JobTasks,
@@ -267,9 +268,16 @@ def test_slurmd_s_list_is_read_or_taken_for_granted_or_empty(proc: Proc) -> None
     assert places(recorded("slurm-22.05/slurmd-G.reordered.txt")).uuids_at("gpu", 0, (*CUT[:1], Device("G", "4"))) == (
         "G",
     )
-    assert places(SlurmUnavailableError("no slurmd")).uuids_at("gpu", 2, DEVICES) == ("GPU-2",)
-    with pytest.raises(ValueError, match="lists 0"):
-        places("slurmd: fatal: nothing").uuids_at("gpu", 0, DEVICES)
+    assert places(recorded("slurm-22.05/slurmd-G.txt")).problem == ""
+    absent = places(MissingCommandError("no slurmd"))
+    assert (absent.uuids_at("gpu", 2, DEVICES), absent.problem) == (
+        ("GPU-2",),
+        "gres index N is taken for /dev/nvidiaN, because no slurmd",
+    )
+    for failed in ("slurmd: fatal: nothing", SlurmUnavailableError("slurmd -G: no answer, nothing")):
+        with pytest.raises(ValueError, match="lists 0"):
+            places(failed).uuids_at("gpu", 0, DEVICES)
+        assert re.match("the GPUs of jobs are unknown: .*nothing", places(failed).problem)
 
 
 # slurm.conf.

@@ -45,6 +45,10 @@ class SlurmUnavailableError(Exception):
     """Slurm gave no answer; the message has the command, its errors, and how to fix it."""
 
 
+class MissingCommandError(SlurmUnavailableError):
+    """The command is not on this machine, or may not be run."""
+
+
 class Commands:
     """Runs one command at a time; `close` may be called from another thread."""
 
@@ -70,7 +74,7 @@ class Commands:
         try:
             child = self._start([path, *arguments], conf or self.conf)
         except OSError as err:
-            raise SlurmUnavailableError(f"{path}: cannot be started: {err.strerror or err}. Set slurm.bin_dir") from err
+            raise MissingCommandError(f"{path}: cannot be started: {err.strerror or err}. Set slurm.bin_dir") from err
         command_line = " ".join((command, *arguments))
         output, errors = self._wait(child, command_line, timeout or self._timeout)
         return subprocess.CompletedProcess(

@@ -24,7 +24,7 @@ from exporter.files import may_exist, readable_part
 from exporter.procfs import command_name, parent_pid
 from exporter.schedulers.mapping_dir import JobFiles
 from exporter.schedulers.procfs import SLUID, ProcessInfo, read_process, read_text, read_uuids, user_name
-from exporter.schedulers.slurm.client import SlurmUnavailableError
+from exporter.schedulers.slurm.client import MissingCommandError, SlurmUnavailableError
 from exporter.schedulers.slurm.notation import GPU_GRES, expand_hostlist, expand_numbers
 
 log = logging.getLogger(__name__)
@@ -68,6 +68,18 @@ def read_conf(path: str, *, host: str | None = None) -> SlurmConf:
         elif key.lower() == "nodename":
             nodes += _names_of_host(line, host)
     return SlurmConf(path, spool, tuple(nodes))
+
+
+def conf_times(path: str) -> tuple[int, ...]:
+    """Return when slurm.conf and the gres.conf beside it were last changed, as far as they are there."""
+    return tuple(_modified(file) for file in (Path(path), Path(path).parent / "gres.conf"))
+
+
+def _modified(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return 0
 
 
 def short_hostname() -> str:
@@ -206,11 +218,13 @@ class GpuMap(Struct, frozen=True):
     """Slurm's and the driver's lists of GPUs, as last read."""
 
     slots: Mapping[str, tuple[Slot, ...]] | None = None
-    """By resource name; None if slurmd could not be run: an index is then taken for a minor."""
+    """By resource name; None if slurmd is not on this machine: an index is then taken for a minor."""
     uuids: Mapping[int, str] = {}
     """UUID by minor; empty without the driver's /proc: a minor is then taken for the driver's ordinal."""
     instances: Mapping[int, tuple[int, int]] = {}
     """The board's minor and the GPU instance's number, by a capability's minor."""
+    problem: str = ""
+    """Why slurmd's list is not known, and what follows."""
 
     def uuids_at(self, name: str, index: int, devices: Sequence[Device]) -> tuple[str, ...]:
         """Return the GPU's UUID, or those of all its MIG instances. Raises ValueError with the reason."""
@@ -344,6 +358,7 @@ class LocalNode:
     ) -> None:
         """`slots` returns what `slurmd -G` prints, or raises SlurmUnavailableError."""
         self._name, self._slots, self._proc, self._cgroup = name, slots, Path(proc), Path(cgroup)
+        self._told = False
 
     def inspect_jobs(self, jobs: Iterable[str]) -> dict[str, JobTasks]:
         """Return what these jobs' processes show. Walks /proc and may query a name service, so it may be slow."""
@@ -367,18 +382,17 @@ class LocalNode:
             return frozenset()
 
     def gpu_map(self) -> GpuMap:
-        """Read Slurm's and the driver's lists of GPUs; logs the assumptions made if one is missing."""
+        """Read Slurm's and the driver's lists of GPUs; `problem` is set if Slurm's is unknown."""
         uuids, instances = read_uuids(self._proc), read_instances(self._proc)
-        if not uuids:
+        if not uuids and not self._told:
             log.info("slurm: no %s/driver/nvidia: /dev/nvidiaN is taken for the driver's GPU N", self._proc)
+        self._told = True
         try:
             return GpuMap(parse_slots(self._slots()), uuids, instances)
-        except SlurmUnavailableError as err:
-            log.warning("slurm: gres index N is taken for /dev/nvidiaN, because slurmd's list is unavailable: %s", err)
-            return GpuMap(None, uuids, instances)
-        except ValueError as err:
-            log.warning("slurm: %s: GPUs allocated by index cannot be assigned to jobs", err)
-            return GpuMap({}, uuids, instances)
+        except MissingCommandError as err:
+            return GpuMap(None, uuids, instances, f"gres index N is taken for /dev/nvidiaN, because {err}")
+        except (SlurmUnavailableError, ValueError) as err:
+            return GpuMap({}, uuids, instances, f"the GPUs of jobs are unknown: {err}")
 
     def _is_ours(self, pid: str) -> bool:
         """Several slurmds may share a host and run the same job; the process must belong to ours."""

@@ -28,6 +28,7 @@ from exporter.schedulers.slurm.local_node import (
     SlurmConf,
     SpoolReader,
     SpoolState,
+    conf_times,
     find_conf,
     read_conf,
     short_hostname,
@@ -36,7 +37,8 @@ from exporter.schedulers.slurm.slurmd import list_gpus
 
 FIRST_ANSWER_SECONDS = 0.2
 """Wait for the response about a new job, so that a job of a few seconds is billed to its account."""
-_GPU_MAP_EVERY = 60 * SECOND
+_GPU_MAP_CHANGED, _GPU_MAP_PROBLEM, _GPU_MAP_EVERY = 10 * SECOND, 60 * SECOND, 600 * SECOND
+"""Shortest pause between two readings of the lists of GPUs: after a change, while there is a problem, otherwise."""
 _NODE_STATE_AGAIN = 30 * SECOND
 """Shortest pause between two queries for the node's state (two RPCs each), however many jobs leave."""
 _FIRST_NODE_STATE = 10.0
@@ -61,8 +63,12 @@ class SlurmScheduler:
         wall: Callable[[], int] = time.time_ns,
         phase: Callable[[], float] = random.random,
         user_of: Callable[[int], str] = user_name,
+        conf: str = "",
     ) -> None:
-        """`wall` returns Unix nanoseconds, `phase` a random number in [0, 1), `user_of` a uid's name."""
+        """`wall` returns Unix nanoseconds, `phase` a random number in [0, 1), `user_of` a uid's name.
+
+        `conf` is the path of slurm.conf, if there is one.
+        """
         self.node, self._spool, self._controller, self._wall = node, spool, controller, wall
         self._jobs = JobTable(controller, node)
         self._tracker = AllocationTracker(rules or Rules())
@@ -70,6 +76,8 @@ class SlurmScheduler:
         self._user_of = cache(user_of)
         self._gpu_map: GpuMap | None = None
         self._gpu_map_at: int | None = None
+        self._conf, self._gpu_map_of = conf, (frozenset[str](), ())
+        """What the lists of GPUs follow from: the devices, and when the configuration was changed."""
         self._every, self._phase = int(node_state_seconds * SECOND), phase
         self._node_state_at = self._node_state_again = 0
         self._condition = ""
@@ -85,8 +93,7 @@ class SlurmScheduler:
             raise SchedulerError("scheduler slurm: its thread has ended: please report it with this daemon's log")
         spool, wall = self._read(), self._wall()
         first = self._gpu_map_at is None
-        if first:
-            self._request_gpu_map(now)
+        self._keep_gpu_map(now, devices)
         if self._jobs.update(spool.jobs, now) or first:
             self._controller.wait_settled(FIRST_ANSWER_SECONDS)
         updates = self._controller.take_updates()
@@ -96,8 +103,6 @@ class SlurmScheduler:
         self._jobs.follow_up(now)
         allocations = self._tracker.update(self._jobs, self._gpu_map, devices, now=now, wall=wall)
         self._jobs.recheck(self._tracker.contested, now)
-        if self._tracker.problems and now - (self._gpu_map_at or 0) >= _GPU_MAP_EVERY:
-            self._request_gpu_map(now)
         self._request_node_state(now, devices)
         self._pending_faults += (*updates.faults, *self._faults(spool))
         if self._gpu_map is None:
@@ -141,9 +146,16 @@ class SlurmScheduler:
                 " here, and may this daemon read its SlurmdSpoolDir? Set slurm.spool_dir, slurm.mapping_dir"
             ) from err
 
-    def _request_gpu_map(self, now: int) -> None:
-        self._gpu_map_at = now
-        self._controller.request_gpu_map()
+    def _keep_gpu_map(self, now: int, devices: Sequence[Device]) -> None:
+        """Request the lists of GPUs at first, after a change, while something is wrong with them, and seldom."""
+        follows_from = frozenset(device.uuid for device in devices), conf_times(self._conf) if self._conf else ()
+        problem = bool(self._tracker.problems or (self._gpu_map and self._gpu_map.problem))
+        pause = _GPU_MAP_PROBLEM if problem else _GPU_MAP_EVERY
+        if follows_from != self._gpu_map_of:
+            pause = _GPU_MAP_CHANGED
+        if self._gpu_map_at is None or now - self._gpu_map_at >= pause:
+            self._gpu_map_at, self._gpu_map_of = now, follows_from
+            self._controller.request_gpu_map()
 
     def _request_node_state(self, now: int, devices: Sequence[Device]) -> None:
         """Query the node's state after a job has left, and regularly while a GPU is unallocated."""
@@ -162,6 +174,7 @@ class SlurmScheduler:
     def _faults(self, spool: SpoolState) -> Iterator[Fault]:
         """Yield one fault with all current problems."""
         problems = {*self._tracker.problems, *spool.problems, *self._foreign_sockets(spool)}
+        problems |= {self._gpu_map.problem} if self._gpu_map and self._gpu_map.problem else set()
         problems |= {_refused_message(e.job_id, e.refused) for e in self._jobs if e.refused}
         problems |= {_stale_message(e.job_id) for e in self._jobs if e.stale}
         if problems:
@@ -217,6 +230,7 @@ def open_slurm(config: Any) -> SlurmScheduler:
         rules=Rules(config.workload, config.exemptions),
         proc=proc,
         node_state_seconds=slurm.node_state_seconds,
+        conf=conf.path if conf else "",
     )
 
 
