@@ -22,6 +22,7 @@ PLAN = Plan(
         "Name=gpu Type=h100_1g.10gb File=DIR/dev/nvidia[4-7]",
         "Name=shard Count=16",
     ),
+    mapping=True,
 )
 
 
@@ -33,7 +34,9 @@ def _rig(request: pytest.FixtureRequest) -> Iterator[SlurmRig]:
 
 @pytest.fixture(name="observer", scope="module")
 def _observer(rig: SlurmRig, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Observer]:
-    with observed(rig, rig.nodes[0], tmp_path_factory.mktemp("daemon")) as made:
+    (node,) = rig.nodes
+    settings = {"SLURM_MAPPING_DIR": f"{rig.mapping(node)}"}
+    with observed(rig, node, tmp_path_factory.mktemp("daemon"), settings=settings) as made:
         yield made
 
 
@@ -52,6 +55,9 @@ def test_shards_share_a_gpu_and_its_seconds_and_a_type_keeps_its_dots(rig: Slurm
     board = grown(before, after, "paid_seconds_total", gpu=shared)
     assert [grown(before, after, "job_paid_seconds_total", job_id=job) for job in sharing] == [board / 2] * 2
     assert grown(before, after, "job_paid_seconds_total", job_id=typed) == 2 * board > 0
+    for job in sharing:
+        asked = [line for line in rig.asked(rig.nodes[0]) if f"show job {job}" in line]
+        assert len(asked) == 1, "that both have the GPU is what shards are for"
 
 
 def grown(before: Page, after: Page, name: str, **labels: str) -> Decimal:

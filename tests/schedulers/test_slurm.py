@@ -302,6 +302,19 @@ def test_shards_of_one_gpu_are_several_owners(rig: Rig) -> None:
     assert rig.answers.asked == ["7", "8"], "that is what shards are for: nobody is asked why"
 
 
+def test_shards_that_the_prolog_recorded_are_several_owners_too(mapped: Rig) -> None:
+    """Its file of a shard's GPU is that of a whole one. 22.05 tells only what was requested."""
+    assert mapped.mapping is not None
+    (mapped.mapping / "2").write_text("7\n8\n")
+    for number in ("7", "8"):
+        mapped.answers.jobs[number] = job(number, gpus=None, on_gpus=True, on_shares=True)
+        mapped.socket(number)
+    for _ in range(400):
+        told = mapped.told()
+    assert sorted((a.uuid, a.owner.job_id) for a in told) == [("GPU-2", "7"), ("GPU-2", "8")]
+    assert mapped.answers.asked == ["7", "8"]
+
+
 def test_an_index_that_leads_to_no_gpu_is_a_fault_not_a_guess(rig: Rig) -> None:
     rig.here.slots = {"gpu": (Slot(0), Slot(1))}
     rig.answers.jobs["7"] = job("7", 1, 3)
@@ -783,6 +796,28 @@ def test_a_socket_that_stays_while_its_job_completes_holds_nothing_longer_than_s
     for _ in range(8):
         rig.tick()
     assert rig.held() == {"GPU-1": "8"}
+
+
+def test_a_job_holds_its_gpus_until_the_epilog_has_removed_its_file_however_slow_it_is(mapped: Rig) -> None:
+    """A health check may run before ours; the job is COMPLETING for as long."""
+    assert mapped.mapping is not None
+    mapped.answers.jobs |= {"7": job("7", 0), "8": job("8", 1)}
+    (mapped.mapping / "0").write_text("7\n")
+    batch = mapped.socket("7")
+    mapped.socket("8")
+    for _ in range(40):
+        mapped.tick()
+    mapped.answers.jobs["7"] = job("7", state="COMPLETING", on_gpus=True)
+    mapped.end(batch)
+    for _ in range(200):
+        assert mapped.held() == {"GPU-0": "7", "GPU-1": "8"}
+        assert mapped.faults() == []
+    assert mapped.answers.asked.count("7") <= 5, "30, 60, 120 s"
+    mapped.answers.jobs["7"] = job("7", state="COMPLETED", on_gpus=True)
+    for _ in range(360):
+        mapped.tick()
+    assert mapped.held() == {"GPU-1": "8"}, "an epilog that never removes its file"
+    assert any("job 7 has ended and left a socket or mapping file" in fault for fault in mapped.faults())
 
 
 def test_of_many_jobs_that_leave_the_node_s_state_is_asked_for_once(tmp_path: Path) -> None:

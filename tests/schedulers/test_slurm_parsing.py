@@ -87,6 +87,14 @@ def test_gpus_are_counted_however_they_were_asked_for(version: str, name: str, g
 
 
 @pytest.mark.parametrize("version", VERSIONS)
+def test_parts_of_gpus_are_known_with_and_without_their_places(version: str) -> None:
+    assert text(version, "shards").given is None
+    assert [text(version, name).on_shares for name in ("shards", "shards.d", "running", "running.d")] == [
+        True, True, False, False,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("version", VERSIONS)
 def test_types_keep_their_dots(version: str) -> None:
     assert text(version, "mig.d").given == {"node1": (Gres("gpu", "h100_1g.10gb", 1, (6,)),)}
 

@@ -368,7 +368,7 @@ class JobTable:
         if now - self._checked_at >= CHECK_EVERY:
             self._checked_at = now
             for entry in self._by_job.values():
-                if entry.presence.sockets and entry.indices:
+                if (entry.presence.sockets or entry.ending) and entry.indices:
                     self._controller.inspect(entry.job_id, entry.run)
 
     def _check_alive(self, entry: NodeJob, answer: JobAnswer, now: int) -> None:
@@ -381,8 +381,9 @@ class JobTable:
             bound = not names.isdisjoint(answer.listening)
             self._saw_bound_socket = self._saw_bound_socket or bound
             entry.bound = bound or bool(answer.tasks.processes)
-        entry.stale = entry.ending and not entry.bound
-        if not entry.bound and self._saw_bound_socket and not entry.stale:
+        # The prolog's files stay while a job completes, until our epilog has run: a slow one may run before it.
+        entry.stale = not entry.bound and (entry.ended or (entry.ending and not entry.presence.files))
+        if not (entry.bound or entry.stale) and (self._saw_bound_socket or entry.ending):
             self.query(entry, now)
 
     def _is_here(self, entry: NodeJob) -> bool:
@@ -470,5 +471,6 @@ class AllocationTracker:
 
 
 def _has_shared_gres(entry: NodeJob) -> bool:
-    """Whether it has parts of GPUs; other jobs may have the rest."""
-    return not SHARED_GRES.isdisjoint(name for name, _ in entry.indices)
+    """Whether it has parts of GPUs; other jobs may have the rest. The prolog's files do not show it."""
+    named = not SHARED_GRES.isdisjoint(name for name, _ in entry.indices)
+    return named or (entry.job is not None and entry.job.on_shares)

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from exporter.schedulers.procfs import SLUID
 from exporter.schedulers.slurm.notation import (
     GPU_GRES,
+    SHARED_GRES,
     Gres,
     count_gpus,
     expand_hostlist,
@@ -70,6 +71,8 @@ class SlurmJob(Struct, frozen=True):
     """On each of its nodes; None when unknown or not the same on all."""
     on_gpus: bool = True
     """Whether GPUs were requested; True also when unknown."""
+    on_shares: bool = False
+    """Whether these are parts of GPUs (shards, MPS), so that other jobs may have the rest."""
     given: Mapping[str, tuple[Gres, ...]] | None = None
     """Allocated resources by node; None when unknown."""
 
@@ -94,7 +97,8 @@ def _with_gpus(
     names = {each.name for some in (given, *gres.values()) for each in some}
     names |= {name.removeprefix("gres/").partition(":")[0] for name in tres if name.startswith("gres/")}
     here = total if nodes == 1 else counts["Node"] or None
-    return replace(job, nodes=nodes, gpus=total, gpus_here=here, on_gpus=not names.isdisjoint(GPU_GRES))
+    on_gpus, on_shares = not names.isdisjoint(GPU_GRES), not names.isdisjoint(SHARED_GRES)
+    return replace(job, nodes=nodes, gpus=total, gpus_here=here, on_gpus=on_gpus, on_shares=on_shares)
 
 
 _HEAD = re.compile(r"JobId=(\d{1,10})((?: (?:Array|Het)\w+=\S+)*) JobName=(.*)")
