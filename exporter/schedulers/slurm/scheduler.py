@@ -76,7 +76,8 @@ class SlurmScheduler:
         self._user_of = cache(user_of)
         self._gpu_map: GpuMap | None = None
         self._gpu_map_at: int | None = None
-        self._conf, self._gpu_map_of = conf, (frozenset[str](), ())
+        self._conf = conf
+        self._gpu_map_of: tuple[frozenset[str], tuple[int, ...]] = frozenset(), ()
         """What the lists of GPUs follow from: the devices, and when the configuration was changed."""
         self._every, self._phase = int(node_state_seconds * SECOND), phase
         self._node_state_at = self._node_state_again = 0
