@@ -52,7 +52,7 @@ _GPU_UUID = re.compile(r"^GPU UUID:\s*(GPU-[0-9a-fA-F-]{36})\s*$", re.MULTILINE)
 SLUID = r"s[0-9A-HJKMNP-TV-Z]{13}"
 """Slurm's own name of a job since 25.11: `s` and 13 characters of Crockford's base 32."""
 _SLURM_JOB = re.compile(
-    r"^\d+:[^:\n]*:(?:/\.\.)*/(?:system\.slice/[^/\n]*slurmstepd\.scope|slurm[^/\n]*/uid_\d+)"
+    r"^\d+:[^:\n]*:(?:/\.\.)*/(?:(?:[^/\n]+\.slice/)+[^/\n]*slurmstepd\.scope|slurm[^/\n]*/uid_\d+)"
     rf"/(?:job_(\d{{1,10}})|({SLUID}))(?=/|$)",
     re.MULTILINE,
 )
@@ -62,8 +62,9 @@ def slurm_jobs(cgroup: str) -> list[str]:
     """Return the ids or SLUIDs of the Slurm jobs whose own groups a text of /proc/PID/cgroup names.
 
     That is v2 `system.slice/[NODE_]slurmstepd.scope/job_J` (from 26.05 on the SLUID, unless cgroup.conf sets
-    CgroupJobIdPaths) or v1 `slurm[_NODE]/uid_U/job_J`, from the top of the tree: slurmstepd made those as root. Users
-    can name groups below their own as they like.
+    CgroupJobIdPaths, and the slice that CgroupSlice names) or v1 `slurm[_NODE]/uid_U/job_J`, from the top of the tree:
+    slurmstepd made those as root. Users can name groups below their own as they like, which all are below a service or
+    scope: systemd delegates no slice (systemd.resource-control(5), Delegate=).
     """
     return [job or sluid for job, sluid in _SLURM_JOB.findall(cgroup)]
 

@@ -165,10 +165,14 @@ def ended(rig: SlurmRig, jobs: Iterable[str], node: str) -> bool:
 
 @pytest.mark.parametrize(
     ("name", "group"),
-    [("26.05 with SLUIDs", r"/s[0-9A-Z]{{13}}/step_(0|batch)/"), ("26.05 with job ids", r"/job_{}/step_(0|batch)/")],
+    [
+        ("26.05 with SLUIDs", r"/s[0-9A-Z]{{13}}/step_(0|batch)/"),
+        ("26.05 with job ids", r"/job_{}/step_(0|batch)/"),
+        ("26.05 in a slice", r"::/research\.slice/[^/]+/s[0-9A-Z]{{13}}/step_(0|batch)/"),
+    ],
 )
 def test_a_process_belongs_to_its_job_however_26_05_names_the_jobs_group(name: str, group: str, tmp_path: Path) -> None:
-    """With CgroupJobIdPaths=yes in cgroup.conf(5) it is the job id again."""
+    """With CgroupJobIdPaths=yes in cgroup.conf(5) it is the job id again; CgroupSlice names another slice."""
     with site(name, tmp_path) as here:
         node = here.rig.nodes[0]
         job = here.rig.started(f"--nodelist={node}", "--gpus=1", script="srun sleep 1000")

@@ -677,6 +677,11 @@ def test_processes_are_their_job_s_with_their_rank(
         ("0::/system.slice/mine.scope/s321M8E9Y2V700", {}, "mallory", ""),
         ("0::/system.slice/slurmstepd.scope/sILOU8E9Y2V700", {}, "mallory", ""),
         ("0::/../../system.slice/node1_slurmstepd.scope/job_7/step_0", {"SLURM_PROCID": "3"}, "mallory", "7"),
+        ("0::/gpu.slice/slurmstepd.scope/job_7/step_0/user/task_0", {"SLURM_PROCID": "3"}, "mallory", "7"),
+        ("0::/gpu.slice/gpu-batch.slice/n_slurmstepd.scope/job_7/step_0", {"SLURM_PROCID": "3"}, "mallory", "7"),
+        ("0::/user.slice/user-1001.slice/user@1001.service/app.slice/slurmstepd.scope/job_7", {}, "mallory", ""),
+        ("0::/user.slice/user-1001.slice/user@1001.service/slurmstepd.scope/job_7", {}, "mallory", ""),
+        ("0::/slurmstepd.scope/job_7", {}, "mallory", ""),
     ],
 )
 def test_a_job_is_spoken_for_by_its_cgroup_or_its_user(

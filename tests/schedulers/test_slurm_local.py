@@ -134,6 +134,8 @@ def test_other_slurmds_on_the_host_are_not_ours(proc: Proc) -> None:
         "system.slice/slurmstepd.scope/job_7/step_0/user/task_0",
         "system.slice/n1_slurmstepd.scope/job_7/step_batch/user/task_special",
         "system.slice/n1_slurmstepd.scope/s321M8E9Y2V700/step_batch/user/task_0",
+        "gpu.slice/n1_slurmstepd.scope/job_7/step_batch/user/task_0",
+        "gpu.slice/gpu-batch.slice/slurmstepd.scope/s321M8E9Y2V700/step_batch/user/task_0",
     ],
 )
 def test_control_groups_spare_the_walk_through_proc(proc: Proc, path: str) -> None:

@@ -29,6 +29,8 @@ class Plan(Struct, frozen=True):
     """Whether those are of control groups v2, which 26.05 names by SLUID."""
     job_id_paths: bool = False
     """Whether 26.05 names them by job id after all (cgroup.conf(5), CgroupJobIdPaths)."""
+    slice: str = ""
+    """The systemd slice of 26.05's groups (cgroup.conf(5), CgroupSlice); empty: system.slice."""
     prolog_flags: str = "Alloc"
     mapping: bool = False
     """Whether the project's prolog and epilog write a mapping directory for each node."""
@@ -137,6 +139,7 @@ def cgroup_conf(plan: Plan) -> str:
     devices = "yes" if plan.cgroups else "no"
     plugin = "CgroupPlugin=cgroup/v2\nIgnoreSystemd=yes\n" if plan.unified else ""
     plugin += "CgroupJobIdPaths=yes\n" if plan.job_id_paths else ""
+    plugin += f"CgroupSlice={plan.slice}\n" if plan.slice else ""
     return f"{plugin}ConstrainCores=no\nConstrainDevices={devices}\nConstrainRAMSpace=no\n"
 
 

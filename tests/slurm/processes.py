@@ -43,7 +43,7 @@ def end(directory: Path, nodes: Iterable[str]) -> None:
 def remove_groups(nodes: Iterable[str]) -> None:
     """Remove the nodes' cgroups, the deepest first; those in use stay."""
     for node in nodes:
-        names = (f"*/slurm_{node}", f"*/{node}_slurmstepd.scope", f"*/system.slice/{node}_slurmstepd.scope")
+        names = (f"*/slurm_{node}", f"*/{node}_slurmstepd.scope", f"*/*.slice/{node}_slurmstepd.scope")
         for top in (path for name in names for path in _GROUPS.glob(name)):
             inner = [Path(path) for path, _, _ in os.walk(top, topdown=False)]
             for group in inner:

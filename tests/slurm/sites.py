@@ -32,6 +32,7 @@ PLANS = {
     "26.05": Plan(gres_lines=LINES),
     "26.05 with SLUIDs": replace(GROUPS, unified=True),
     "26.05 with job ids": replace(GROUPS, unified=True, job_id_paths=True),
+    "26.05 in a slice": replace(GROUPS, unified=True, slice="research.slice"),
     "22.05 with groups v2": replace(GROUPS, unified=True),
     "24.11 with groups v2": replace(GROUPS, unified=True, prolog_flags="Alloc"),
     "22.05 with device cgroups": GROUPS,

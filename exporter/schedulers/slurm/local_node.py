@@ -322,6 +322,8 @@ def _instances(root: Path, paths: Iterable[Path]) -> Iterable[tuple[int, tuple[i
 
 _SLUID = re.compile(SLUID)
 _HIERARCHIES = ("freezer", "devices", "memory", "cpuset", "cpuacct", "cpu,cpuacct")
+_SLICES = ("*.slice", "*.slice/*.slice")
+"""`a-b.slice` is in `a.slice` (systemd.slice(5))."""
 _MOST_PROCESSES = 4096
 _MOST_GPUS = 1024
 _STEP_VARIABLES = frozenset({"SLURM_STEP_ID", "SLURM_STEPID"})
@@ -403,15 +405,18 @@ class LocalNode:
         """Yield a job's processes in cgroup v1 `slurm[_NODE]/uid_U/job_J`, v2 `[NODE_]slurmstepd.scope/job_J`."""
         trees = [self._cgroup / each for each in _HIERARCHIES]
         groups = [path for tree in trees for path in readable_part(tree.glob(f"slurm*/uid_*/job_{job}"))]
-        groups += readable_part(self._cgroup.glob(f"system.slice/*slurmstepd.scope/job_{job}"))
+        groups += [path for scope in self._scopes() for path in readable_part(scope.glob(f"job_{job}"))]
         return self._started(_pids_in(groups))
 
     def _in_sluid_groups(self) -> list[ProcessInfo]:
         """Return all jobs' processes in cgroup v2 `[NODE_]slurmstepd.scope/SLUID` (26.05), whose name has no job id."""
-        scopes = readable_part(self._cgroup.glob("system.slice/*slurmstepd.scope"))
-        inside = (group for scope in scopes for group in readable_part(scope.glob("*")))
+        inside = (group for scope in self._scopes() for group in readable_part(scope.glob("*")))
         groups = (group for group in inside if _SLUID.fullmatch(group.name))
         return list(self._started(_pids_in(groups)))
+
+    def _scopes(self) -> Iterator[Path]:
+        """Yield the groups v2 of slurmd's jobs, in system.slice or in the slice that CgroupSlice names."""
+        return (scope for slices in _SLICES for scope in readable_part(self._cgroup.glob(f"{slices}/*slurmstepd.scope")))
 
     def _pids(self) -> Iterator[str]:
         return (path.name for path in readable_part(self._proc.glob("*")) if path.name.isdigit())

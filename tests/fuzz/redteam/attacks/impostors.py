@@ -25,6 +25,7 @@ _NAMES = (
     "system.slice/slurmstepd.scope/job_{id}/step_0/user/task_0",
     "system.slice/{node}_slurmstepd.scope/job_{id}/step_0/user/task_0",
     "slurmstepd.scope/job_{id}/step_extern",
+    "gpu.slice/slurmstepd.scope/job_{id}/step_0/user/task_0",
     "job_{id}/step_0",
     "job_{id}",
     "x/../slurm/uid_{uid}/job_{id}",
