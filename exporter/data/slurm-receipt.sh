@@ -8,8 +8,9 @@
 # Only the first node of a job writes. The accounting record is read twice and changed once per job, through slurmdbd,
 # because slurmctld does not accept a comment for a job that is ending. Comments by others are not replaced.
 #
-# It does not block slurmd: it continues in its own session, and the epilog itself ends at once, always with exit 0. So
-# it neither drains the node nor delays the node's next job. Errors are written to syslog.
+# It does not block slurmd: it continues in its own session (with PrologFlags=RunInJob as a service of systemd), and the
+# epilog itself ends at once, always with exit 0. So it neither drains the node nor delays the node's next job. Errors
+# are written to syslog.
 
 # shellcheck disable=SC2317  # what `locked` calls is reached
 
@@ -221,6 +222,24 @@ locked() {
     fi
 }
 
+# With PrologFlags=RunInJob (24.11 and later) an epilog is in the control group of its job, with which it is killed.
+in_job() {
+    grep -Eq '/[^/]*slurm[^/]*/(.*/)?(job_[0-9]+|s[0-9A-Z]{13})(/|$)' "${RECEIPT_CGROUP:-/proc/self/cgroup}" 2>/dev/null
+}
+
+# Starts this script again as a service of its own, outside of the job's group; false without systemd.
+as_service() {
+    command -v systemd-run >/dev/null 2>&1 || return 1
+    set --
+    for name in SLURM_JOB_ID SLURM_JOB_UID SLURM_JOB_GID SLURM_JOB_WORK_DIR SLURM_JOB_NODELIST SLURM_NODELIST \
+        SLURM_JOB_NUM_NODES SLURMD_NODENAME SLURM_CONF RECEIPT_CONF RECEIPT_LOCKS; do
+        eval "value=\${$name:-}"
+        if [ -n "$value" ]; then set -- "$@" "--setenv=$name=$value"; fi
+    done
+    timeout -k 5 "$limit" systemd-run --quiet --collect --no-block "$@" /bin/sh "$script" detached >/dev/null 2>&1
+}
+
+script=$0
 job=${SLURM_JOB_ID:-}
 if [ -f "$conf" ]; then
     # shellcheck disable=SC1090  # the operator's file
@@ -236,10 +255,10 @@ elif [ "${1:-}" = detached ]; then
         : "${wait:=15}"
         locked write
     fi
-elif [ "$places" != none ]; then
+elif [ "$places" != none ] && ! { in_job && as_service; }; then
     # slurmd kills the epilog's process group when the epilog ends. The substitution ends once the detached process has
     # closed its output, and by then it has left that group.
-    if ! said=$(setsid -f /bin/sh "$0" detached </dev/null 2>/dev/null); then
+    if ! said=$(setsid -f /bin/sh "$script" detached </dev/null 2>/dev/null); then
         tell "job $job: setsid cannot start what writes it: $said"
     fi
 fi

@@ -266,6 +266,23 @@ def test_the_gateways_unit_knows_who_asks(node: Node) -> None:
     node.machine.run("systemctl", "stop", GATEWAY)
 
 
+def test_a_receipt_is_written_though_the_epilogs_control_group_is_killed(node: Node) -> None:
+    """As by a slurmd with PrologFlags=RunInJob, which runs it in the extern step."""
+    machine = node.machine
+    for block in blocks("Slurm: receipts"):
+        node.follow(block)
+    machine.path("/srv/slow").write_text("#!/bin/sh\nsleep 2\necho written >/srv/mark\n")
+    machine.path("/srv/slow").chmod(0o755)
+    machine.path("/etc/gpu-efficiency/receipts.conf").write_text("command=/srv/slow\n")
+    job = "/sys/fs/cgroup/system.slice/slurmstepd.scope/job_4711"
+    machine.run("mkdir", "-p", f"{job}/step_extern/slurm")
+    enter = f"echo $$ >{job}/step_extern/slurm/cgroup.procs; exec /etc/slurm/epilog.d/60-gpu-efficiency-receipt.sh"
+    machine.run("sh", "-c", enter, SLURM_JOB_ID="4711", SLURMD_NODENAME="n1")
+    machine.path(f"{job}/cgroup.kill").write_text("1")
+    wait_for(machine.path("/srv/mark").exists, "it has gone on")
+    machine.run("rm", "/etc/gpu-efficiency/receipts.conf", "/srv/mark")
+
+
 def test_an_upgrade_and_the_way_out_leave_nothing_behind(node: Node) -> None:
     """Last: it takes away what the others need."""
     for block in (*blocks("Slurm: receipts"), *blocks("Once a cluster"), *blocks("Users of a login node")):

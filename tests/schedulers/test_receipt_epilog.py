@@ -40,6 +40,13 @@ OTHER, OTHERS = 5, 60
 """A user and group that every Debian has: games."""
 
 
+def program(root: Path, name: str, body: str = "") -> None:
+    """Make a program that records its arguments."""
+    note = f"{{ printf '%s' {name}; for word; do printf ' [%s]' \"$word\"; done; echo; }} >>'{root}/told'\n"
+    (root / "bin" / name).write_text(f"#!/bin/sh\n{note}{body}\n")
+    (root / "bin" / name).chmod(0o755)
+
+
 class Node:
     """A node with these programs, a job's folder, and the programs' recorded arguments."""
 
@@ -48,9 +55,7 @@ class Node:
         self.folder.mkdir()
         (root / "bin").mkdir()
         for name, body in PROGRAMS.items():
-            note = f"{{ printf '%s' {name}; for word; do printf ' [%s]' \"$word\"; done; echo; }} >>'{root}/told'\n"
-            (root / "bin" / name).write_text(f"#!/bin/sh\n{note}{body}\n")
-            (root / "bin" / name).chmod(0o755)
+            program(root, name, body)
         self.settings = {"places": "admin_comment"}
         self.environ = {
             "SLURM_JOB_ID": "4711",
@@ -68,6 +73,7 @@ class Node:
         lines = [f'{name}="{value}"' for name, value in (fixed | self.settings).items()]
         (self.root / "conf").write_text("\n".join(lines))
         where = {
+            "RECEIPT_CGROUP": f"{self.root}/cgroup",
             "RECEIPT_CONF": f"{self.root}/conf",
             "RECEIPT_LOCKS": f"{self.root}/locks",
         }
@@ -429,3 +435,44 @@ def test_a_user_that_this_node_does_not_know_by_name_has_one(placed: Node) -> No
     placed.environ |= {"SLURM_JOB_UID": "54321", "SLURM_JOB_GID": "54321"}
     assert placed.write() == ""
     assert placed.file.stat().st_uid == 54321
+
+
+JOBS_GROUPS = {
+    "0::/system.slice/slurmstepd.scope/job_4711/step_extern/slurm": True,
+    "0::/gpu.slice/n1_slurmstepd.scope/sBB1M8KV2K4M00/step_extern/slurm": True,
+    "6:freezer:/slurm_n1/uid_5/job_4711\n1:name=systemd:/": True,
+    "0::/system.slice/slurmd.service": False,
+    "0::/system.slice/n1_slurmstepd.scope/slurmd": False,
+    "0::/user.slice/user-0.slice/session-1.scope": False,
+}
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_in_its_jobs_control_group_it_goes_on_as_a_service(tmp_path: Path, shell: str) -> None:
+    """PrologFlags=RunInJob: what stays in that group is killed with the job (run: 24.11)."""
+    for number, (group, inside) in enumerate(JOBS_GROUPS.items()):
+        (root := tmp_path / f"{number}").mkdir()
+        node = Node(root)
+        node.shell = shell
+        (root / "cgroup").write_text(f"{group}\n")
+        program(root, "systemd-run")
+        node.environ["SLURM_JOB_WORK_DIR"] = "/of a user/$(x)"
+        assert node.run() == ""
+        if inside:
+            (told,) = node.told("systemd-run")
+            assert told.startswith("[--quiet] [--collect] [--no-block] [--setenv=SLURM_JOB_ID=4711] "), group
+            assert "[--setenv=SLURM_JOB_WORK_DIR=/of a user/$(x)]" in told
+            assert told.endswith(f"[/bin/sh] [{SCRIPT}] [detached]")
+            assert not node.told("gpu-efficiency")
+        else:
+            assert not node.told("systemd-run"), group
+            wait_for(lambda node=node: node.told("sacctmgr"), "it goes on by itself")  # type: ignore[misc]
+
+
+def test_without_systemd_it_goes_on_in_its_jobs_group(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    (tmp_path / "cgroup").write_text(next(iter(JOBS_GROUPS)))
+    program(tmp_path, "systemd-run", "exit 1")
+    assert node.run() == ""
+    wait_for(lambda: node.told("sacctmgr"), "it goes on by itself")
+    assert len(node.told("systemd-run")) == 1
