@@ -416,7 +416,9 @@ class LocalNode:
 
     def _scopes(self) -> Iterator[Path]:
         """Yield the groups v2 of slurmd's jobs, in system.slice or in the slice that CgroupSlice names."""
-        return (scope for slices in _SLICES for scope in readable_part(self._cgroup.glob(f"{slices}/*slurmstepd.scope")))
+        return (
+            scope for slices in _SLICES for scope in readable_part(self._cgroup.glob(f"{slices}/*slurmstepd.scope"))
+        )
 
     def _pids(self) -> Iterator[str]:
         return (path.name for path in readable_part(self._proc.glob("*")) if path.name.isdigit())
