@@ -89,6 +89,7 @@ def test_each_job_has_the_gpus_that_slurmd_gave_it_and_no_other_job_has_any(here
 
 def test_who_a_job_is_comes_from_the_controller(here: Site, crowd: Crowd) -> None:
     here.holds(crowd.batch)
+    here.observers[0].watch(lambda page: page.rows("job_info", job_id=crowd.batch, partition="gpu"), "its partition")
     said = here.observers[0].job(crowd.batch)
     known = {"name": "fusion", "user": USER, "account": "physics", "partition": "gpu", "kind": "batch"}
     assert said.items() >= known.items()
