@@ -650,7 +650,8 @@ METRICS: tuple[Metric, ...] = (
         "Lower bound of the bandwidth that each GPU loses because its tensor-parallel group is larger than its "
         "NVLink domain; absent if it is not.", scope="reporting job"),
     _training.by("job_run_info", ("run",), lambda p: (((p.run,), 1),) if p.run else (),
-        "The run to which a job belongs: a job and its restarts share one run."),
+        "The run to which a job belongs: a job and its restarts share one run. After 16 names of one job, further runs "
+        "are other."),
     _serving.by("job_requests", ("state",), _requests,
         "Requests of a serving engine on this node: running in its batches, or waiting in its queue.", max_series=2),
     _serving("job_batch_fill_ratio", lambda v: v.fill,

@@ -37,10 +37,10 @@ def apply_report(ledger: Ledger, report: TrainingReport, at: int) -> None:
         ledger.refused["report"] += 1
         return
     if job.progress is None:
-        job.progress = TrainingProgress(run=_training_run(ledger, job, report.run), run_id=report.run)
+        job.progress = TrainingProgress(run=TrainingRun.starting_at(job.start))
     progress = job.progress
-    if report.run and progress.changes_run(report):
-        progress.switch_run(_training_run(ledger, job, report.run), report.run)
+    if report.run:
+        progress.set_run(_training_run(ledger, job, progress, report.run), report.run)
     others = len(job_gpus) if report.each else max(0, gpus - len(own))
     # The leader's report covers GPUs without one of their own, as when rank 0 reports for the whole job.
     silent = [gpu for gpu in job_gpus if gpu not in own and gpu.has_no_own_report(report.job_id, at)]
@@ -160,12 +160,12 @@ def _reporting_job(ledger: Ledger, job_id: str, gpus_reported: list[Gpu]) -> Job
     return ledger.jobs.get(job_id) or ledger.open_job(first, allocation, start)
 
 
-def _training_run(ledger: Ledger, job: Job, name: str) -> TrainingRun:
-    """The run of that name of the job's user and namespace, so that no other user can affect it."""
-    if not name:
-        return TrainingRun.starting_at(job.start)
+def _training_run(ledger: Ledger, job: Job, progress: TrainingProgress, name: str) -> TrainingRun:
+    """The run of that name of the job's user and namespace, so that no other user can affect it; now the latest."""
     key = (job.owner.user, job.owner.namespace, name)
-    run = ledger.runs.pop(key) if key in ledger.runs else TrainingRun.starting_at(job.start)
+    run = ledger.runs.pop(key, None) or (
+        progress.run if name == progress.run_id else TrainingRun.starting_at(job.start)
+    )
     ledger.runs[key] = run
     while len(ledger.runs) > ledger.policy.max_runs:
         del ledger.runs[next(iter(ledger.runs))]

@@ -299,14 +299,14 @@ _STEP_PHASES = ("compute", "communication", "bubble")
 _SILENT_AFTER = 60 * SECOND
 """After this time without a report another process may represent the job."""
 _MAX_RANKS = 64
-"""Maximum number of ranks of one job on one node."""
+"""Maximum number of ranks of one job on one node; a further one replaces one that is silent."""
 _LOSS_SMOOTHING = 0.98
 """Smoothing factor of the running mean and variance of the loss: about fifty reports."""
 _MIN_LOSSES = 20
 _LARGEST_LOSS = 1e100
 """Larger losses are ignored because their square may be infinite."""
 _MAX_RUNS = 16
-"""Maximum number of successive runs of one job."""
+"""Maximum number of run names of one job; each is a series. Further runs are counted like the first, as `other`."""
 _MAX_QUALITIES = 16
 """Maximum number of quality names of one job; each is a series."""
 
@@ -399,7 +399,8 @@ class TrainingProgress(TrainingTotals, eq=False, kw_only=True):
 
     run: TrainingRun
     run_id: str = ""
-    turns: int = 0
+    run_names: set[str] = set()
+    """Reported run IDs that have a series of their own."""
     speaker: tuple[int, int] = (1 << 30, NEVER)
     """The lowest reporting rank, which represents the whole job, and the end of its last report."""
     last_end: int | None = None
@@ -431,14 +432,19 @@ class TrainingProgress(TrainingTotals, eq=False, kw_only=True):
         rank = self.ranks.get(report.rank)
         return None if rank is None or rank.uuids != report.uuids else rank.end
 
-    def changes_run(self, report: TrainingReport) -> bool:
-        """Whether the report names another run, within the limit of runs per job."""
-        return report.run != self.run_id and self.turns < _MAX_RUNS
+    def set_run(self, run: TrainingRun, name: str) -> None:
+        """Continue with this run. Steps of another are unrelated to those before, unless these had no run ID."""
+        if self.run_id and name != self.run_id:
+            self.step = None
+        self.run, self.run_id = run, name
+        if len(self.run_names) < _MAX_RUNS:
+            self.run_names.add(name)
 
-    def switch_run(self, run: TrainingRun, name: str) -> None:
-        """Continue with another run. Its steps are unrelated to those before, unless these had no run ID."""
-        self.step = None if self.run_id else self.step
-        self.run, self.run_id, self.turns = run, name, self.turns + 1
+    @property
+    def run_label(self) -> str:
+        """The run ID, or `other` beyond the limit of series."""
+        named = self.run_id in self.run_names or len(self.run_names) < _MAX_RUNS
+        return self.run_id if named else "other"
 
     def leads(self, report: TrainingReport) -> bool:
         """Whether its process represents the whole job: the lowest rank that has reported within a minute."""
@@ -473,7 +479,10 @@ class TrainingProgress(TrainingTotals, eq=False, kw_only=True):
         rank = self.ranks.get(report.rank)
         if rank is None:
             if len(self.ranks) >= _MAX_RANKS:
-                return
+                silent = min(self.ranks, key=lambda name: self.ranks[name].end)
+                if report.end - self.ranks[silent].end <= _SILENT_AFTER:
+                    return
+                del self.ranks[silent]
             rank = self.ranks[report.rank] = RankProgress()
         rank.end, rank.uuids = max(rank.end, report.end), report.uuids
         if not report.steps:
@@ -578,6 +587,7 @@ class TrainingView(TrainingTotals, eq=True, kw_only=True):
     """Totals and derived figures of a training job, in a snapshot. Durations and Unix times are in nanoseconds."""
 
     run: str
+    """Run ID; empty: none was reported; `other` beyond the limit of series."""
     phases: tuple[tuple[str, int], ...]
     goodput: float | None
     """Share of the run's time on this node that was spent in new steps."""
@@ -598,7 +608,7 @@ def training_view(progress: TrainingProgress, *, at: int, wall: int) -> Training
     elapsed = (progress.last_end or run.since) - run.since
     return TrainingView(
         *_totals(progress),
-        run=progress.run_id,
+        run=progress.run_label,
         phases=tuple(progress.phases.items()),
         goodput=min(1.0, run.good / elapsed) if elapsed > 0 else None,
         bubble=progress.bubble / progress.step_time if progress.step_time else None,

@@ -40,8 +40,8 @@ def books(ledger: Ledger) -> object:
     return sorted_sets(msgspec.msgpack.decode(read_header(dump_ledger(ledger)).body))
 
 
-GONE = {"wake", "rx_sum", "rx_peak"}
-"""Fields of timers that older versions stored."""
+GONE = {"wake", "rx_sum", "rx_peak", "turns"}
+"""Fields of timers and of training progress that older versions stored."""
 ENERGY = re.compile(r"\.[01]\.\d+\.2\.2\.\d+")
 """Joules by leak in the book of a GPU or a job: older versions added up floats, now a millijoule is added."""
 DERIVED = {"hang", "hang_leave"}

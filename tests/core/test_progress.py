@@ -6,7 +6,6 @@ from math import nan
 import pytest
 from msgspec.structs import replace
 
-from exporter.core import reports
 from exporter.core.ledger import Ledger
 from exporter.core.model import Allocation, Owner, Parallel, TrainingReport
 from exporter.core.pipeline import advance
@@ -206,10 +205,13 @@ def test_a_rank_that_is_silent_has_no_step_time() -> None:
 
 
 def test_there_is_an_end_to_ranks() -> None:
-    ledger = heard(*(said(0, 1, rank=f"{n}", step=1, steps=1) for n in range(100)))
-    progress = ledger.jobs["41"].progress
-    assert progress is not None
-    assert len(progress.ranks) == 64
+    """At most 64 at a time; an elastic job that comes back with other ranks shows these."""
+    told = [said(0, 1, rank=f"{n}", step=1, steps=1) for n in range(100)]
+    first = [f"{n}" for n in range(64)]
+    for later, expected in ((61, first), (62, [*first[1:], "200"])):
+        progress = heard(*told, said(later - 1, later, rank="200", step=2, steps=1)).jobs["41"].progress
+        assert progress is not None
+        assert list(progress.ranks) == expected
 
 
 def test_a_name_is_a_namespace_s_own() -> None:
@@ -233,9 +235,18 @@ def test_another_run_of_the_same_job_begins_anew() -> None:
     assert [run.highest for run in ledger.runs.values()] == [1000, 20]
 
 
-def test_there_is_an_end_to_the_runs_of_a_job() -> None:
-    ledger = heard(*(said(n, n + 1, step=n, run=f"r{n}") for n in range(40)))
-    assert shows(ledger, "job_run_info") == {'run="r16"': 1.0}
+def test_each_of_many_runs_of_a_job_is_its_own() -> None:
+    """A search of 40 trials in one job: no trial repeats another's steps. Only the first 16 names are shown."""
+    told = [said(n, n + 1, step=10, steps=10, run=f"r{n}") for n in range(40)]
+    ledger = heard(*told)
+    assert (value(ledger, "job_rework_steps_total"), value(ledger, "job_steps_total")) == (0, 400)
+    assert shows(ledger, "job_loss_events_total")['event="rollback"'] == 0
+    assert len(ledger.runs) == 40
+    shown = [shows(heard(*told[: n + 1]), "job_run_info") for n in (15, 16)]
+    assert shown == [{'run="r15"': 1.0}, {'run="other"': 1.0}]
+    again = heard(*told, said(40, 41, step=20, steps=10, run="r15"))
+    assert shows(again, "job_run_info") == {'run="r15"': 1.0}
+    assert value(again, "job_rework_steps_total") == 0
 
 
 def test_processes_without_a_rank_are_told_by_their_gpus() -> None:
@@ -252,12 +263,27 @@ def test_what_a_process_on_two_gpus_says_counts_once() -> None:
     assert value(ledger, "job_reported_mfu_ratio") == pytest.approx(0.2)
 
 
+def two_jobs(*told: tuple[str, str], most: int) -> Ledger:
+    """Two jobs of one user, with room for `most` runs, which report a step each of (job, run) in turn."""
+    boards = [device(f"GPU-{n}", f"{n}") for n in range(2)]
+    ledger = Ledger(Policy(max_runs=most))
+    advance(ledger, first(boards, [held(b.uuid, replace(JOB, job_id=b.index)) for b in boards]))
+    reports = [replace(said(n, n + 1, run=run, step=n + 1, steps=1), job_id=job) for n, (job, run) in enumerate(told)]
+    end = len(reports)
+    advance(ledger, replace(seen(end, *(reading(0, end, uuid=b.uuid) for b in boards)), reports=tuple(reports)))
+    return ledger
+
+
 def test_there_is_an_end_to_runs() -> None:
-    policy = Policy(max_runs=2)
-    ledger = heard(said(0, 1, run="a"), policy=policy)
-    for n in range(5):
-        reports._training_run(ledger, ledger.jobs["41"], f"r{n}")
-    assert list(ledger.runs) == [("ada", "", "r3"), ("ada", "", "r4")]
+    """The run that was reported longest ago is forgotten, not the one that was first reported longest ago."""
+    ledger = two_jobs(("0", "base"), ("1", "a"), ("0", "base"), ("1", "b"), ("0", "base"), ("1", "c"), most=2)
+    assert list(ledger.runs) == [("ada", "", "base"), ("ada", "", "c")]
+
+
+def test_a_run_that_is_forgotten_between_two_of_its_reports_goes_on() -> None:
+    ledger = two_jobs(("0", "base"), ("1", "a"), ("0", "base"), most=1)
+    assert [job.progress and job.progress.run.highest for job in ledger.jobs.values()] == [3, 2]
+    assert ledger.runs["ada", "", "base"].highest == 3
 
 
 def losses(*values: float) -> Ledger:
