@@ -275,7 +275,7 @@ class EngineScraper:
             processes, members, self._members = self._processes, self._members, None
         if members is not None:
             self._discovered = self._discovery.discover(processes, members)
-            self._update_schedules(self._discovered.endpoints, {process.job_id for process in processes})
+            self._update_schedules(self._discovered.endpoints)
         seen = frozenset((process.pid, process.job_id) for process in processes)
         if (
             self._discovered_at is None
@@ -288,14 +288,15 @@ class EngineScraper:
                 self._pids_to_identify = pids
         self._update_faults(now)
 
-    def _update_schedules(self, endpoints: Sequence[MetricsEndpoint], jobs: set[str]) -> None:
-        """Schedule `endpoints`, keeping known schedules; endpoints of `jobs` that have answered before stay."""
-        schedules = {
-            k: a for k, a in self._schedules.items() if a.scraped_at is not None and a.endpoint.placement.job_id in jobs
-        }
+    def _update_schedules(self, endpoints: Sequence[MetricsEndpoint]) -> None:
+        """Schedule `endpoints` and no other, keeping known schedules.
+
+        Whoever listens on the port of a server that has ended may be another job's.
+        """
+        schedules: dict[tuple[str, str], ScrapeSchedule] = {}
         interval = int(self._config.interval_seconds * SECOND)
         for endpoint in endpoints:
-            key = (endpoint.base, endpoint.placement.job_id)
+            key = endpoint.base, endpoint.placement.job_id
             schedule = self._schedules.get(key)
             if schedule is None or schedule.endpoint.pid != endpoint.pid:
                 replica = Replica(self._config.models, interval=interval)
@@ -342,6 +343,8 @@ class EngineScraper:
         endpoint = schedule.endpoint
         metrics = await self._fetch_page(client, schedule)
         now = self._clock.now()
+        if schedule not in self._schedules.values():  # dropped while its page was fetched
+            return
         restarts = schedule.replica.restarts
         serving = schedule.replica.update(metrics, now, placement=endpoint.placement)
         schedule.succeeded(now, frontend=metrics.frontend)

@@ -396,6 +396,70 @@ def test_what_one_page_does_to_us_keeps_nobody_else_from_being_asked(opened: Ope
     assert "cannot be read (TypeError(" in "".join(bench.said)
 
 
+class Ports(EngineDiscovery):
+    """Returns these endpoints of jobs that are here."""
+
+    def __init__(self, *found: MetricsEndpoint) -> None:
+        super().__init__(EngineSettings())
+        self.found = found
+
+    def discover(self, guests: Sequence[WorkloadProcess], members: Mapping[int, WorkloadProcess]) -> DiscoveredEngines:
+        assert not members
+        jobs = {guest.job_id for guest in guests}
+        return DiscoveredEngines(tuple(each for each in self.found if each.placement.job_id in jobs))
+
+
+def endpoint(server: Server, job: str, pid: int) -> MetricsEndpoint:
+    return MetricsEndpoint(server.url, ReplicaPlacement(job), ("/metrics",), "vllm serve m", pid)
+
+
+def test_who_listens_where_a_server_has_ended_is_not_taken_for_it(opened: Open, serve: Serve) -> None:
+    """Job j keeps a process on its GPU; its server's port is now that of a server of job k."""
+    server = serve()
+    finder = Ports(endpoint(server, "j", 11))
+    bench = opened(guests=(HERE, replace(HERE, job_id="k")), finder=finder)
+    bench.until(lambda: len(bench.serving) == 1)
+    finder.found = (endpoint(server, "k", 22),)
+    bench.jump(31)
+    bench.until(lambda: bench.serving[-1].job_id == "k")
+    had = len(bench.serving)
+    bench.until(lambda: len(bench.serving) >= had + 3, step=0.2)
+    assert {said.job_id for said in bench.serving[had:]} == {"k"}
+
+
+def test_servers_that_have_ended_leave_nothing_behind(opened: Open) -> None:
+    """The pods of a deployment are one job here; each has its turn and an address of its own."""
+    finder = Ports()
+    bench = opened(finder=finder)
+    for pid in range(2, 6):
+        with served(Server(StandIn("vllm 0.18"))) as server:
+            assert server.engine is not None
+            server.engine.say("vllm:num_requests_running", 4)
+            finder.found = (endpoint(server, "j", pid),)
+            had = len(bench.serving)
+            bench.jump(31)
+            bench.until(lambda: len(bench.serving) >= had + 2, step=0.2)  # noqa: B023
+    assert len(bench.poller._schedules) == 1
+    finder.found = ()
+    bench.until(lambda: not bench.poller._schedules and bench.said == [], step=1)
+
+
+def test_a_page_that_comes_after_its_server_has_gone_is_nobodys(opened: Open, serve: Serve) -> None:
+    old, new = serve(), serve()
+    old.manner = "slow"
+    finder = Ports(endpoint(old, "j", 11))
+    bench = opened(guests=(HERE, replace(HERE, job_id="k")), finder=finder)
+    bench.until(lambda: old.asked != [])
+    finder.found = (endpoint(new, "k", 22),)
+    bench.jump(31)
+    bench.until(lambda: len(bench.serving) == 1)
+    old.manner = "good"
+    old.release.set()
+    for wanted in (2, 3):
+        bench.until(lambda wanted=wanted: len(bench.serving) >= wanted, step=0.2)  # type: ignore[misc]
+    assert {said.job_id for said in bench.serving} == {"k"}
+
+
 def test_switched_off_it_asks_nobody() -> None:
     listener = open_engines(Config(engines=EngineSettings(enabled=False)), JumpClock())
     assert listener.poll(0, [HERE], lambda _: {}) == WorkloadUpdate()
