@@ -430,7 +430,8 @@ class HistorySettings(Struct, frozen=True, forbid_unknown_fields=True):
     keep_days: Annotated[float, Meta(gt=0, le=36_500)] = 400.0
     """Days for which reports of ended jobs and events are kept."""
     max_mebibytes: Annotated[float, Meta(ge=1, le=1_000_000)] = 200.0
-    """Size limit of the store; the oldest job reports are deleted to stay below it."""
+    """Size limit of the store. To stay below it, the oldest events are deleted, down to an eighth of it, then the
+    oldest job reports."""
 
 
 class ReceiptSettings(Struct, frozen=True, forbid_unknown_fields=True):

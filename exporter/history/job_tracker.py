@@ -22,6 +22,8 @@ MOST_CLOSED = 1024
 """Jobs with closed books whose end is remembered."""
 _HOUR = 3600.0
 _UPDATE_EVERY = 60 * SECOND
+_XID_EVERY = 60 * SECOND
+"""Critical errors of one GPU within that time are one event: a broken GPU may report one every second, for days."""
 _EVENT_STATES = (State.HUNG, State.ZOMBIE, State.UNAVAILABLE)
 """States that are recorded as events when they begin and end."""
 
@@ -80,6 +82,8 @@ class JobTracker:
         """End of the closed book of each job, in Unix seconds, by job id."""
         self._states: dict[str, State] = {}
         self._xids: dict[str, int] = {}
+        self._xid_events: dict[str, tuple[int, int]] = {}
+        """By GPU, number of critical errors at the latest event about them, and its time, monotonic nanoseconds."""
         self._holding: frozenset[str] = frozenset()
         self._next_update = NEVER
 
@@ -206,7 +210,13 @@ class JobTracker:
         before, self._states[uuid] = self._states.get(uuid), gpu.state
         xids_before, self._xids[uuid] = self._xids.get(uuid, gpu.xids), gpu.xids
         if gpu.xids > xids_before:
-            yield self._event("xid", gpu, snapshot, f"the driver told critical error {gpu.last_xid}")
+            reported, at = self._xid_events.get(uuid, (xids_before, NEVER))
+            new = gpu.xids - reported
+            more = f" ({new} since the event before)" if new > 1 and at != NEVER else ""
+            event = self._event("xid", gpu, snapshot, f"the driver told critical error {gpu.last_xid}{more}")
+            if snapshot.at - at >= _XID_EVERY:
+                self._xid_events[uuid] = gpu.xids, snapshot.at
+                yield event
         if before is gpu.state or before is None:
             return
         if before in _EVENT_STATES:

@@ -306,6 +306,10 @@ _UPSERT = """
 _UPSERT_DETAILS = """
     INSERT OR REPLACE INTO rest
     SELECT number, ? FROM statement WHERE job_id = ? AND life = ? AND start = ?"""
+_DELETE_RECORDS = "DELETE FROM statement WHERE number IN (SELECT number FROM statement ORDER BY until LIMIT ?)"
+_DELETE_EVENTS = "DELETE FROM event WHERE number IN (SELECT number FROM event ORDER BY at LIMIT ?)"
+_EVENT_SHARE = 8
+"""A store that is full keeps one byte of events in so many."""
 _FULL_SCAN_RATIO = 8
 """A full scan is faster than the index if more than one row in this many matches."""
 _LONGEST_DOWNTIME = 30 * 24 * 3600.0
@@ -415,6 +419,8 @@ class HistoryStore:
     def trim(self, *, now: float, keep_seconds: float, most_bytes: int) -> int:
         """Delete rows older than `keep_seconds`, then the oldest until the store fits; return how many.
 
+        Of those, events go first while they take more than their share: they may come every second, and job records,
+        which have the money, must not go for them.
         `now` is the wall clock's time in Unix seconds. One that is years ahead must not make all rows old: they age by
         the time that the store has seen.
         """
@@ -423,7 +429,7 @@ class HistoryStore:
             with self._db:
                 gone = self._db.execute("DELETE FROM statement WHERE until < ?", (before,)).rowcount
                 self._db.execute("DELETE FROM event WHERE at < ?", (before,))
-            while self._bytes_used() > most_bytes and (cut := self._trim_oldest()):
+            while self._bytes_used() > most_bytes and (cut := self._trim_oldest(most_bytes // _EVENT_SHARE)):
                 gone += cut
             self._db.executescript(
                 "PRAGMA incremental_vacuum; PRAGMA wal_checkpoint(TRUNCATE);"
@@ -448,19 +454,15 @@ class HistoryStore:
         row = self._db.execute("SELECT body FROM state WHERE name = 'seen'").fetchone()
         return self._latest_row if row is None else _decode_time(zlib.decompress(_blob(row[0])))
 
-    def _trim_oldest(self) -> int:
-        """Delete the oldest twentieth of job records and events; return how many."""
+    def _trim_oldest(self, event_bytes: int) -> int:
+        """Delete the oldest twentieth of events beyond `event_bytes`, else of job records; return how many."""
+        records = self._count()
+        events, size = self._db.execute("SELECT count(*), coalesce(sum(length(body)), 0) FROM event").fetchone()
+        of_events = size > event_bytes or not records
         with self._db:
-            count = self._count()
-            events = self._db.execute("SELECT count(*) FROM event").fetchone()[0]
-            cut = self._db.execute(
-                "DELETE FROM statement WHERE number IN (SELECT number FROM statement ORDER BY until LIMIT ?)",
-                (count // 20 + 1,),
+            return self._db.execute(
+                _DELETE_EVENTS if of_events else _DELETE_RECORDS, ((events if of_events else records) // 20 + 1,)
             ).rowcount
-            cut += self._db.execute(
-                "DELETE FROM event WHERE number IN (SELECT number FROM event ORDER BY at LIMIT ?)", (events // 20 + 1,)
-            ).rowcount
-        return cut
 
     def _bytes_used(self) -> int:
         pages, free, size = (

@@ -8,7 +8,7 @@ import pytest
 
 from exporter.core.job_record import JobRecord, NodeEvent
 from exporter.core.ledger import Ledger
-from exporter.core.model import SECOND, Allocation, Observation, Owner
+from exporter.core.model import SECOND, Allocation, Health, Observation, Owner
 from exporter.core.pipeline import advance
 from exporter.core.policy import Policy
 from exporter.core.prices import Price, Terms
@@ -211,6 +211,22 @@ def test_what_begins_and_what_is_over_are_events_and_the_job_remembers_it() -> N
 
 
 @pytest.mark.slow
+def test_errors_that_come_every_second_are_one_event_a_minute_and_all_are_their_job_s() -> None:
+    world = World().begin(held())
+    world.play(1, step=1)
+    for _ in range(129):
+        world.play(1, step=1, health=(Health("GPU-0", xids=(13,)),))
+    assert [event.text for event in world.events] == [
+        "the driver told critical error 13",
+        "the driver told critical error 13 (60 since the event before)",
+        "the driver told critical error 13 (60 since the event before)",
+    ]
+    assert world.now()["41"].happened["xid"] == 129
+    world.play(100)
+    world.play(10, health=(Health("GPU-0", xids=(13, 31)),))
+    assert world.events[-1].text == "the driver told critical error 31 (10 since the event before)"
+
+
 def test_nothing_happens_on_a_node_that_works() -> None:
     assert told("healthy_training").events == []
 

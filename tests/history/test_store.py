@@ -333,6 +333,31 @@ def test_the_oldest_go_before_the_file_is_too_large_and_the_room_is_given_back(s
     assert store.trim(now=0.0, keep_seconds=1.0, most_bytes=1) == 0
 
 
+def test_events_that_come_every_second_take_no_room_from_job_records(store: HistoryStore, path: Path) -> None:
+    """A hundred records in a quarter of the limit, then a day of a GPU that fails every other second."""
+    store.write(job_records=[said(f"{n}", float(n), name=f"{n}" * 200 + "x" * 800) for n in range(100)])
+    store.trim(now=0.0, keep_seconds=1.0, most_bytes=1 << 30)
+    limit = 4 * path.stat().st_size
+    for hour in range(24):
+        store.write(
+            events=[NodeEvent(at=hour * 3600.0 + n, kind="xid", uuid="GPU-" + "1" * 36) for n in range(0, 3600, 2)]
+        )
+        store.trim(now=0.0, keep_seconds=1.0, most_bytes=limit)
+        assert path.stat().st_size <= limit
+    assert len(store.job_records(JobRecordQuery(limit=1000))) == 100
+    events = store.events(0.0, 100_000)
+    assert events[0].at == 23 * 3600.0 + 3598
+    assert len({event.at for event in events}) == len(events) == (events[0].at - events[-1].at) / 2 + 1
+
+
+def test_events_keep_their_share_of_a_store_that_is_full_of_job_records(store: HistoryStore, path: Path) -> None:
+    store.write(events=[NodeEvent(at=float(n), kind="xid") for n in range(20)])
+    store.write(job_records=[said(f"{n}", float(n), name=f"{n}" * 200 + "x" * 800) for n in range(1000)])
+    store.trim(now=0.0, keep_seconds=1.0, most_bytes=1 << 30)
+    assert store.trim(now=0.0, keep_seconds=1.0, most_bytes=path.stat().st_size // 2) > 100
+    assert len(store.events(0.0, 100)) == 20
+
+
 def test_the_log_beside_it_does_not_grow_for_ever(store: HistoryStore, path: Path) -> None:
     for n in range(300):
         store.write(state=[("ledger", bytes(range(256)) * 100 + bytes([n % 256]))], durable=False)
