@@ -14,7 +14,8 @@ from exporter.agent import agent as module
 from exporter.agent.agent import Agent, paced, when_due
 from exporter.agent.sampler import Collector, Sampler
 from exporter.clock import SystemClock
-from exporter.core.model import SECOND, Fault, Health, Observation, State
+from exporter.core.checkpoint import dump_ledger
+from exporter.core.model import SECOND, Fault, Health, Observation, Owner, State
 from exporter.core.policy import Policy
 from exporter.core.snapshot import DaemonMetadata
 from exporter.schedulers.base import SchedulerError
@@ -24,7 +25,7 @@ from exporter.sources.selector import QUICK_TRIES, RECHECK_INTERVAL, SourceSelec
 from tests.clocks import JumpClock
 from tests.rigs import TWO, FakeScheduler, FakeSource, Rig, ladder
 from tests.waiting import PATIENCE
-from tests.worlds import JOB, RESTING, held
+from tests.worlds import JOB, RESTING, device, first, held, reading, seen
 
 
 def test_the_first_tick_brings_the_inventory_and_the_next_ones_fill_every_second(rigs: Callable[..., Rig]) -> None:
@@ -705,3 +706,21 @@ def test_observations_end_when_told() -> None:
         if len(came) == 2:
             stop.set()
     assert came == [1, 2]
+
+
+def test_the_first_account_without_room_is_logged_once_in_the_life_of_the_books(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    agent = Agent(meta=DaemonMetadata(), policy=Policy(max_accounts=1))
+    agent.process(first([device()], [held(owner=Owner("1", account="a"))]))
+    agent.process(seen(1, reading(0, 1)))
+    assert caplog.records == []
+    two = tuple(held(owner=Owner(job, account=job)) for job in "ab")
+    for at in (2, 3):
+        agent.process(seen(at, reading(at - 1, at), allocations=two))
+    (record,) = caplog.records
+    assert "than policy.max_accounts = 1 have jobs here" in record.getMessage()
+    again = Agent(meta=DaemonMetadata(), policy=Policy(max_accounts=1))
+    again.resume(dump_ledger(agent.ledger), now=4 * SECOND, reason="restarted")
+    again.process(seen(4, reading(3, 4), allocations=two))
+    assert caplog.records == [record]

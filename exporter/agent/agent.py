@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from exporter.agent.sampler import Sampler
 from exporter.clock import Clock
 from exporter.core.checkpoint import load_ledger
-from exporter.core.ledger import Ledger
+from exporter.core.ledger import OTHER_ACCOUNTS, Ledger
 from exporter.core.model import Device, Fault, Observation
 from exporter.core.pipeline import advance
 from exporter.core.policy import Policy
@@ -67,6 +67,8 @@ class Agent:
         self._ticks, self._core_seconds, self._last_error = 0, 0.0, ""
         self._price_problems: tuple[str, ...] = ()
         """Models that no price fits, as last logged."""
+        self._accounts_full = False
+        """Whether an account without room was ever billed as `other`."""
 
     def latest(self) -> Snapshot | None:
         """Return the newest Snapshot. Thread-safe."""
@@ -91,6 +93,7 @@ class Agent:
         ledger = Ledger(*self._policies)
         load_ledger(ledger, checkpoint)
         self.ledger, self._downtime = ledger, Fault(EXPORTER_DOWN, reason)
+        self._accounts_full = OTHER_ACCOUNTS in ledger.accounts
         ledger.watched_since = now
 
     def start_fresh(self, booked_until: Mapping[str, int], *, now: int, reason: str) -> None:
@@ -122,6 +125,7 @@ class Agent:
             self._guarded("core", partial(advance, self.ledger, observation))
             if observation.devices is not None:
                 self._warn_of_prices(observation.devices, wall_ns=observation.wall)
+            self._warn_of_accounts()
             self._core_seconds += time.perf_counter() - began
             self._ticks += 1
             if self._record is not None:
@@ -137,6 +141,16 @@ class Agent:
             if problem not in self._price_problems:
                 log.warning("%s", problem)
         self._price_problems = problems
+
+    def _warn_of_accounts(self) -> None:
+        """Log the first time that a job is billed as `other`."""
+        if not self._accounts_full and OTHER_ACCOUNTS in self.ledger.accounts:
+            self._accounts_full = True
+            log.warning(
+                "more accounts (team, account, namespace) than policy.max_accounts = %d have jobs here: time of the "
+                "others' jobs is billed as `other`; raise the limit if that is usual on this node",
+                self.ledger.policy.max_accounts,
+            )
 
     def _apply_settings(self) -> None:
         """Apply pending settings; time that is already booked keeps its classification."""

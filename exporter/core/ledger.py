@@ -381,7 +381,10 @@ class Ledger:
         self.gpus: dict[str, Gpu] = {}
         self.jobs: dict[str, Job] = {}
         self.accounts: dict[AccountKey, list[int]] = {}
-        """Billed nanoseconds by leak, in the order of LEAK_NAMES; `account_totals` first adds those of current jobs."""
+        """Billed nanoseconds by leak, in the order of LEAK_NAMES; `account_totals` first adds those of current jobs.
+
+        The account that a job left latest is last.
+        """
         self.allocations: dict[str, tuple[Allocation, ...]] = {}
         self.holding: set[str] = set()
         """IDs of jobs known to hold a GPU."""
@@ -459,16 +462,31 @@ class Ledger:
         """Update a job's attributes; time billed before stays with the previous account."""
         job.owner, account = owner, self._account_of(owner)
         if account != job.account:
-            self._bill(job)
+            self._close_account(job)
             job.account = account
 
     def _account_of(self, owner: Owner) -> AccountKey:
-        """The account that is billed; OTHER_ACCOUNTS beyond the limit."""
+        """The account that is billed; OTHER_ACCOUNTS if so many others have jobs that there is no room for it."""
         account = (owner.team, owner.account, owner.namespace)
-        if account not in self.accounts and len(self.accounts) >= self.policy.max_accounts:
+        if account not in self.accounts and not self._make_room_for_account():
             account = OTHER_ACCOUNTS
         self.accounts.setdefault(account, [0] * len(LEAK_NAMES))
         return account
+
+    def _make_room_for_account(self) -> bool:
+        """Whether one more account is within the limit, after dropping those that have been without a job for longest.
+
+        What they were billed is in the last scrapes already, so no other account may get it. Their counters begin at 0
+        if they return.
+        """
+        surplus = len(self.accounts.keys() - {OTHER_ACCOUNTS}) + 1 - self.policy.max_accounts
+        if surplus <= 0:
+            return True
+        kept = {job.account for job in self.jobs.values()} | {OTHER_ACCOUNTS}
+        unused = [account for account in self.accounts if account not in kept]
+        for account in unused[:surplus]:
+            del self.accounts[account]
+        return len(unused) >= surplus
 
     def _bill(self, job: Job) -> None:
         """Add unbilled time to the job's account."""
@@ -476,6 +494,11 @@ class Ledger:
         for index, (now, before) in enumerate(zip(job.book.parts, job.billed, strict=True)):
             account[index] += now - before
         job.billed = tuple(job.book.parts)
+
+    def _close_account(self, job: Job) -> None:
+        """Bill the job for the last time; its account is now the one that was left latest."""
+        self._bill(job)
+        self.accounts[job.account] = self.accounts.pop(job.account)
 
     def account_totals(self) -> dict[AccountKey, tuple[int, ...]]:
         """Nanoseconds by leak of each account so far, of current and evicted jobs."""
@@ -494,7 +517,7 @@ class Ledger:
         for rank, (until, name) in enumerate(ended):
             if rank < surplus or at - until > linger:
                 job = self.jobs.pop(name)
-                self._bill(job)
+                self._close_account(job)
                 self.departed.append(job)
 
 

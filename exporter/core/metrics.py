@@ -737,7 +737,8 @@ METRICS: tuple[Metric, ...] = (
         "1 if the state of an RDMA port is ACTIVE; link is infiniband, roce, efa, or empty for another."),
     _account.by("account_seconds_total", ("layer",), _layer_seconds,
         "GPU-seconds allocated on this node by billing account and layer; the time of ended jobs stays counted "
-        "here. Accounts beyond policy.max_accounts are summed as other.", max_series=len(LAYERS)),
+        "here. Of more than policy.max_accounts, the one without a job for longest makes room; while all have jobs, "
+        "further ones are other.", max_series=len(LAYERS)),
     _model.by("node_seconds_total", ("held", "leak", "layer"), _model_seconds,
         "Paid GPU-seconds of the node by where they went: gpu_efficiency_seconds_total summed by model; held=false "
         "is the time in which the GPU was not allocated, for prices that exclude it. Fleet rules read this metric.",

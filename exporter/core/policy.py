@@ -208,7 +208,7 @@ class Policy(Struct, frozen=True, forbid_unknown_fields=True):
     job_linger_seconds: Seconds = 600.0
     """series of an ended job stay this long, so that the last scrape sees the total"""
     max_accounts: Count = 32
-    """accounts (team, account, namespace) of one node with series; the rest are one: other"""
+    """accounts (team, account, namespace) of one node with series; the one without a job for longest makes room"""
     max_jobs: Count = 256
     """job series of one node at most; beyond it the oldest ended go first"""
 

@@ -247,7 +247,8 @@ class TracePreview:
                     advance(ledger, part)
                 for ledger, each in reclaims:
                     each.advance(ledger, activities)
-        self._held_seconds += sum(map(sum, ledgers[0].account_totals().values())) / SECOND
+        books = [gpu.book for gpu in ledgers[0].gpus.values()]
+        self._held_seconds += sum(book.paid - book.unheld.total() for book in books) / SECOND
         for _, each in reclaims:
             each.end()
             self._unknown_gpus |= each.unknown_gpus

@@ -143,15 +143,51 @@ def test_what_is_learnt_of_a_job_bills_its_later_time_and_no_counter_falls(*, re
     assert bills(ledger) == {("", "", ""): 2.0, ("", "nlp", ""): 5.0}, "another name, the same account"
 
 
-def test_a_storm_of_accounts_ends_in_one_series_for_the_others() -> None:
-    ledger = Ledger(Policy(max_accounts=3, max_jobs=5, job_linger_seconds=1))
+def in_turn(policy: Policy, *accounts: str) -> list[dict[str, float]]:
+    """A job of each account in turn, for a second and one after the other; the bills after each."""
+    ledger, found = Ledger(policy), []
     advance(ledger, first([device()]))
-    for n in range(200):
+    for n, account in enumerate(accounts):
+        job = Owner(f"j{n}", account=account)
+        advance(ledger, seen(n + 1, reading(n, n + 1), allocations=(held(owner=job, start=n, end=(n + 1) * S),)))
+        found.append({key[1]: seconds for key, seconds in bills(ledger).items()})
+    return found
+
+
+def test_of_accounts_in_turn_the_one_without_a_job_for_longest_makes_room() -> None:
+    """A job stays for a second after its end; until then its account is not dropped."""
+    policy = Policy(max_accounts=3, job_linger_seconds=0.5)
+    *_, before, last = in_turn(policy, "a", "b", "a", "c", "d", "a")
+    assert before == {"a": 2.0, "c": 1.0, "d": 1.0}, "b was billed longest ago, though a came first"
+    assert last == {"a": 3.0, "c": 1.0, "d": 1.0}
+    assert in_turn(policy, "a", "b", "c", "d", "a")[-1] == {"a": 1.0, "c": 1.0, "d": 1.0}, "what returns begins anew"
+    storm = in_turn(policy, *(f"a{n}" for n in range(200)))
+    assert all(set(told.values()) == {1.0} and len(told) <= 3 for told in storm)
+    assert storm[-1].keys() == {"a197", "a198", "a199"}
+
+
+def test_an_account_is_billed_as_other_only_while_all_have_jobs() -> None:
+    """Four jobs where there is room for three accounts; when two of them have ended, the next account has a series."""
+    ledger = Ledger(Policy(max_accounts=3, job_linger_seconds=0.5))
+    owners = [Owner(f"{n}", account=f"a{n}") for n in range(5)]
+    advance(ledger, first([device()], [held(owner=owner) for owner in owners[:4]]))
+    advance(ledger, seen(4, reading(0, 4, RESTING)))
+    assert bills(ledger) == {("", "a0", ""): 1.0, ("", "a1", ""): 1.0, ("", "a2", ""): 1.0, OTHER_ACCOUNTS: 1.0}
+    advance(ledger, seen(6, reading(4, 6, RESTING), allocations=(held(owner=owners[0]), held(owner=owners[3]))))
+    assert ledger.jobs.keys() == {"0", "3"}
+    now = tuple(held(owner=owners[n]) for n in (0, 4))
+    advance(ledger, seen(8, reading(6, 8, RESTING), allocations=now))
+    assert bills(ledger) == {("", "a0", ""): 3.0, ("", "a2", ""): 1.0, ("", "a4", ""): 1.0, OTHER_ACCOUNTS: 2.0}
+
+
+def test_a_lower_limit_applies_with_the_next_account() -> None:
+    ledger = Ledger(Policy(max_accounts=4, job_linger_seconds=0.5))
+    advance(ledger, first([device()]))
+    for n, limit in enumerate((4, 4, 4, 4, 2, 2)):
+        ledger.update_policy(Policy(max_accounts=limit, job_linger_seconds=0.5), {})
         job = Owner(f"j{n}", account=f"a{n}")
         advance(ledger, seen(n + 1, reading(n, n + 1), allocations=(held(owner=job, start=n, end=(n + 1) * S),)))
-    told = bills(ledger)
-    assert told == {("", "a0", ""): 1.0, ("", "a1", ""): 1.0, ("", "a2", ""): 1.0, OTHER_ACCOUNTS: 197.0}
-    assert len(ledger.jobs) <= 6
+    assert [key[1] for key in bills(ledger)] == ["a4", "a5"]
 
 
 def test_a_job_that_is_gone_and_comes_back_is_billed_on() -> None:
