@@ -39,7 +39,7 @@ class JobTally(Struct, kw_only=True):
     """Values of one job that its book in the ledger does not hold. Stored in checkpoints: field names must stay."""
 
     start: float
-    """Unix seconds; never changes, because job id, ledger id and start identify the job's record."""
+    """Unix seconds; does not change once `recorded`, because job id, ledger id and start identify the job's record."""
     paid: int = 0
     """GPU-nanoseconds already included in `money`."""
     money: dict[str, float] = {}
@@ -58,6 +58,8 @@ class JobTally(Struct, kw_only=True):
     """Minimum seconds between its samples; 0 until samples were first dropped."""
     ended: bool = False
     """Whether it has released its GPUs and its record was made."""
+    recorded: bool = False
+    """Whether a record with this start was ever made for the store."""
 
 
 def _set_rates(tally: JobTally, rates: dict[str, float]) -> None:
@@ -139,8 +141,10 @@ class JobTracker:
         return tally
 
     def _ended_record(self, job: JobView, snapshot: Snapshot) -> JobRecord:
-        self._tally(job).ended = True
-        return self._record(job, snapshot)
+        tally = self._tally(job)
+        record = self._record(job, snapshot)
+        tally.ended = tally.recorded = True
+        return record
 
     def _departed_record(self, job: JobView, snapshot: Snapshot) -> JobRecord:
         """Return the last record of a job whose book is closed.
@@ -159,6 +163,11 @@ class JobTracker:
         tally = self._tally(job)
         self._add_cost(job, tally)
         until = (snapshot.wall - (snapshot.at - job.counters.now.until)) / SECOND
+        if tally.start > until:  # the wall clock was set back: by it, the job began at `job.start`
+            if tally.recorded:
+                until = tally.start + (until - job.start / SECOND)
+            else:
+                tally.start = job.start / SECOND
         last = job_sample(job, round(until * SECOND))
         samples = [sample for sample in self.samples.get(job.owner.job_id, ()) if sample.at < last.at]
         record = build_job_record(
@@ -175,7 +184,7 @@ class JobTracker:
             price_changes=tuple(tally.price_changes),
             simulated=snapshot.meta.simulated,
         )
-        return msgspec.structs.replace(record, start=min(tally.start, until))
+        return msgspec.structs.replace(record, start=tally.start)
 
     def _add_cost(self, job: JobView, tally: JobTally) -> None:
         """Add the cost of the GPU time since the previous call; time without a price is charged at the next price."""

@@ -2,9 +2,10 @@
 
 from collections.abc import Iterable
 from itertools import pairwise
-from typing import Any
+from typing import Any, Self
 
 import pytest
+from msgspec.structs import replace
 
 from exporter.core.job_record import JobRecord, NodeEvent
 from exporter.core.ledger import Ledger
@@ -40,7 +41,7 @@ class World:
         self.events += events
         self.ended += ended
 
-    def begin(self, *allocations: Allocation) -> "World":
+    def begin(self, *allocations: Allocation) -> Self:
         self.see(first(TWO, allocations))
         return self
 
@@ -179,6 +180,48 @@ def test_that_is_so_over_a_restart_as_well() -> None:
     world.memory = memory
     world.play(100, allocations=(held(),))
     assert world.now()["41"].start == world.ended[-1].end
+
+
+class Shifted(World):
+    """A world whose wall clock is `ahead` of the monotonic one, and read up to a millisecond late."""
+
+    ahead = 10_000 * SECOND
+    late = 0
+
+    def see(self, observation: Observation) -> None:
+        self.late = (self.late + 618_034) % 1_000_000
+        super().see(replace(observation, wall=observation.at + self.ahead + self.late))
+
+    def records(self) -> dict[tuple[str, str, float], JobRecord]:
+        """As the store keeps them: the latest of each key."""
+        return {(one.owner.job_id, one.life, one.start): one for one in self.ended}
+
+
+def test_a_clock_that_is_set_back_while_a_job_runs_gives_it_one_record() -> None:
+    world = Shifted(policy=Policy(job_linger_seconds=60.0)).begin(held())
+    world.play(100)
+    world.ahead -= 3600 * SECOND
+    world.play(500)
+    world.play(100, allocations=())
+    assert len(world.ended) == 2, "when it ended, and when its series did"
+    (record,) = world.records().values()
+    assert (record.start, record.end) == pytest.approx((6400, 7000), abs=11)
+    assert record.paid / SECOND == pytest.approx(600, abs=11)
+
+
+def test_a_clock_that_is_set_back_after_a_job_has_ended_gives_it_no_second_record() -> None:
+    world = Shifted(policy=Policy(job_linger_seconds=100.0)).begin(held())
+    world.play(200)
+    world.play(30, allocations=())
+    world.ahead -= 3600 * SECOND
+    world.play(100, allocations=(held(),))
+    world.play(200, allocations=())
+    assert len(world.ended) == 3, "when it ended first, when it ended again, and when its series did"
+    (record,) = world.records().values()
+    assert (record.start, record.end) == pytest.approx((10_000, 10_330), abs=11)
+    assert record.paid / SECOND == pytest.approx(300, abs=21)
+    world.play(100, allocations=(held(start=530),))
+    assert world.now()["41"].start == pytest.approx(6930, abs=11)
 
 
 def test_of_jobs_that_are_gone_only_so_many_are_remembered() -> None:
