@@ -14,6 +14,7 @@ from exporter.clock import SystemClock
 from exporter.cluster.kubernetes import KubernetesCluster
 from exporter.cluster.metrics import page
 from exporter.cluster.watcher import ClusterWatcher
+from exporter.registry import KubernetesSettings
 from exporter.schedulers.kubernetes.api import ApiServer as Access
 from exporter.schedulers.kubernetes.api import ApiTimeouts
 from tests.e2e.running import Page
@@ -21,7 +22,7 @@ from tests.kubernetes import api, schemas
 from tests.kubernetes.api import VERSION, ApiServer, Json
 from tests.kubernetes.cluster import uid_of
 
-GPU, WHOLE = ("nvidia.com/*",), "nvidia.com/gpu"
+GPU, WHOLE = KubernetesSettings().resources, "nvidia.com/gpu"
 PACE = ApiTimeouts(first=0.05, most=0.2, response=1.0, watch_idle=5.0)
 MADE, LATER = "2026-01-02T03:04:05Z", "2026-01-02T03:14:05Z"
 NOW = datetime(2026, 1, 2, 3, 14, 5, tzinfo=UTC).timestamp()

@@ -98,6 +98,15 @@ def test_nodes_expected_allocated_and_free() -> None:
     assert nodes_of([node("cpu", gpus=0)], []).nodes == ()
 
 
+def test_other_devices_of_nvidias_operators_are_no_gpus() -> None:
+    thing = node("n1")
+    thing["status"]["capacity"] |= {f"nvidia.com/{name}": "16" for name in ("hostdev", "mlnxnics", "gpumem", "gpucores")}
+    nic = pod("nic", 2, node="n1", resource="nvidia.com/hostdev")
+    (found,) = nodes_of([thing], [nic]).nodes
+    assert (found.gpus, found.used, jobs([nic], [thing]).runs) == ({"gpu": 8}, {"gpu": 0}, ())
+    assert nodes_of([node("n2") | {"status": {"capacity": {"nvidia.com/mig-1g.10gb.shared": "7"}}}], []).nodes != ()
+
+
 def test_a_shared_gpu_is_one_gpu() -> None:
     labels = {"nvidia.com/gpu.replicas": "4", "nvidia.com/gpu.sharing-strategy": "time-slicing"}
     (shared,) = nodes_of([node("n1", 32, labels=labels)], []).nodes

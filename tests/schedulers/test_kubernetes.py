@@ -319,6 +319,14 @@ def test_an_id_that_is_no_gpu_is_refused_with_the_reason_and_nothing_else_is_los
     assert f"ml/hami holds '{gpu_uuid(3)}-7'" in fault.message
 
 
+def test_other_devices_of_nvidias_operators_are_no_gpus(alone: Node) -> None:
+    """Of its network operators, whose ids may be numbers, and of HAMi, which counts memory and cores."""
+    for resource in ("hostdev", "mlnxnics", "gpumem", "gpucores"):
+        alone.kubelet.gives(resource, "0", "0000:3b:00.2", resource=f"nvidia.com/{resource}")
+    alone.kubelet.gives("mine", gpu_uuid(1))
+    assert alone.held((1, "ml/pod/mine")).faults == ()
+
+
 def test_only_resources_that_are_gpus_count(alone: Node) -> None:
     alone.kubelet.gives("nic", "nonsense", resource="rdma/hca")
     alone.kubelet.gives("mine", gpu_uuid(1), resource="example.com/gold")
