@@ -187,7 +187,7 @@ class KubernetesSettings(Struct, frozen=True, forbid_unknown_fields=True):
     refresh_seconds: Positive = 10.0
     """Seconds between two queries of it; a change that the API server reports triggers one at once."""
     resources: tuple[str, ...] = ("nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/mig-*")
-    """Names of the extended resources that are GPUs; * is any text. The default is what NVIDIA's device plugin offers."""
+    """Names of the extended resources that are GPUs; * is any text. The default is what NVIDIA's plugin offers."""
     node_name: str = ""
     """This node's name; empty: NODE_NAME, else the host name."""
     api_url: str = "auto"

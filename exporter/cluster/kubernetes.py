@@ -2,11 +2,13 @@
 
 Derives queue, expected GPUs and placement from pods and nodes. An object that cannot be decoded is rejected by itself
 and counted; DRA claims are not counted. Needs list and watch on pods and nodes, and for Kueue on its workloads and
-local queues. Sources: Kubernetes' "Pod disruption conditions"; labels of NVIDIA's GPU feature discovery and Topograph.
+local queues. Sources: Kubernetes' "Pod disruption conditions"; labels of GKE, of Topograph and of NVIDIA's GPU
+feature discovery.
 """
 
 import asyncio
 import os
+import re
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from datetime import datetime
@@ -64,7 +66,14 @@ _LEVELS = (
     ("zone", ("topology.kubernetes.io/zone",)),
 )
 """Labels by level, the most reliable first; "block" is Topograph's earlier name of a leaf."""
-_SHARES, _STRATEGY, _MODEL = "nvidia.com/gpu.replicas", "nvidia.com/gpu.sharing-strategy", "nvidia.com/gpu.product"
+_SHARES = (
+    ("nvidia.com/gpu.sharing-strategy", "nvidia.com/gpu.replicas"),
+    ("cloud.google.com/gke-gpu-sharing-strategy", "cloud.google.com/gke-max-shared-clients-per-gpu"),
+)
+"""Labels of the strategy and of the number, by NVIDIA's feature discovery and by GKE."""
+_MODEL, _GKE_PROFILE = "nvidia.com/gpu.product", "cloud.google.com/gke-gpu-partition-size"
+_MIG_MODEL = re.compile(r".+-MIG-(\d.*?)(?:-SHARED)?")
+"""Model where the plugin's MIG strategy is `single`: its MIG instances are called nvidia.com/gpu."""
 
 
 class Disruptions:
@@ -206,6 +215,7 @@ def _node(node: KubernetesNode, used: Counter[str], resources: tuple[str, ...]) 
         _by_type({name: used[name] for name in capacity}),
         _by_type({name: count - offered.get(name, 0) for name, count in capacity.items()}),
         shares=_shares(labels),
+        profile=_profile(labels),
         model=labels.get(_MODEL, ""),
         state=node_condition(node) or work,
         features=frozenset(f"{key}={value}" for key, value in labels.items()),
@@ -219,10 +229,15 @@ def _by_type(counts: Mapping[str, int]) -> dict[str, int]:
 
 
 def _shares(labels: Mapping[str, str]) -> int:
-    """Return the replicas of a GPU, if feature discovery reports that it is shared."""
-    text = labels.get(_SHARES, "")
-    shared = labels.get(_STRATEGY, "none") != "none"
-    return max(1, int(text)) if shared and text.isascii() and text.isdigit() else 1
+    """Return the number of pods that may share a GPU, or a MIG instance; 1 if the labels do not show that."""
+    numbers = (labels.get(number, "") for strategy, number in _SHARES if labels.get(strategy, "none") != "none")
+    return max((1, *(int(text) for text in numbers if text.isascii() and text.isdigit())))
+
+
+def _profile(labels: Mapping[str, str]) -> str:
+    """Return the MIG profile of the node's GPUs, if its MIG instances are offered as GPUs."""
+    model = _MIG_MODEL.fullmatch(labels.get(_MODEL, ""))
+    return model[1] if model else labels.get(_GKE_PROFILE, "")
 
 
 def _groups(labels: Mapping[str, str]) -> dict[str, str]:

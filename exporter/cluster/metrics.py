@@ -38,9 +38,14 @@ def _node_gpus(count: Callable[[ClusterNode, str], int]) -> Callable[[ClusterVie
     def read(view: ClusterView) -> Iterator[MetricSample]:
         for node in view.nodes:
             for kind in node.gpus:
-                yield (node.name, kind), count(node, kind) / node.shares
+                yield (node.name, _type_of(node, kind)), count(node, kind) / node.shares
 
     return read
+
+
+def _type_of(node: ClusterNode, kind: str) -> str:
+    """Return the type of the node's GPUs; MIG instances are named as where each profile has a name of its own."""
+    return kind.replace("gpu", f"mig-{node.profile}", 1) if node.profile else kind
 
 
 def _reservation_gpus(view: ClusterView) -> Iterator[MetricSample]:
@@ -130,8 +135,8 @@ METRICS: tuple[Metric, ...] = (
     _row(
         "node_expected_gpus", "gauge",
         "GPUs that the scheduler's configuration has on the node: paid for, whether or not its daemon answers. A MIG"
-        " instance that is handed out by itself counts as one, under its own type; time-sliced shares of a GPU are one."
-        " Stays when the scheduler is silent.",
+        " instance that is handed out by itself counts as one, under its own type (mig-1g.10gb), also where it is"
+        " offered as nvidia.com/gpu; time-sliced shares of a GPU are one. Stays when the scheduler is silent.",
         _live(read=_node_gpus(lambda node, kind: node.gpus[kind])), _NODE,
     ),
     _row(

@@ -152,6 +152,8 @@ class ClusterNode(Struct, frozen=True):
     """By type, configured but not offered."""
     shares: int = 1
     """Shares per GPU, if GPUs are time-sliced."""
+    profile: str = ""
+    """MIG profile, if instances are allocated under the name of whole GPUs."""
     model: str = ""
     state: str = "unknown"
     """One of NODE_STATES."""

@@ -14,10 +14,13 @@ from exporter.cluster.kubernetes import (
     read_nodes,
     read_pods,
 )
+from exporter.cluster.metrics import page
 from exporter.cluster.model import Jobs, Nodes, Reservations
 from exporter.cluster.pods import ClusterPod, gpus_of_pod
 from exporter.cluster.watcher import (
     ClusterUnavailableError,
+    ClusterView,
+    QuestionStatus,
     QueueTotals,
     fitting_totals,
     queue_totals,
@@ -40,6 +43,7 @@ from tests.cluster.served import (
     serving,
     watching,
 )
+from tests.e2e.running import Page
 from tests.kubernetes.api import ApiServer, Json
 from tests.waiting import wait_for
 
@@ -100,11 +104,19 @@ def test_nodes_expected_allocated_and_free() -> None:
 
 def test_other_devices_of_nvidias_operators_are_no_gpus() -> None:
     thing = node("n1")
-    thing["status"]["capacity"] |= {f"nvidia.com/{name}": "16" for name in ("hostdev", "mlnxnics", "gpumem", "gpucores")}
+    thing["status"]["capacity"] |= {
+        f"nvidia.com/{name}": "16" for name in ("hostdev", "mlnxnics", "gpumem", "gpucores")
+    }
     nic = pod("nic", 2, node="n1", resource="nvidia.com/hostdev")
     (found,) = nodes_of([thing], [nic]).nodes
     assert (found.gpus, found.used, jobs([nic], [thing]).runs) == ({"gpu": 8}, {"gpu": 0}, ())
     assert nodes_of([node("n2") | {"status": {"capacity": {"nvidia.com/mig-1g.10gb.shared": "7"}}}], []).nodes != ()
+
+
+GKE_SHARED = {
+    "cloud.google.com/gke-gpu-sharing-strategy": "time-sharing",
+    "cloud.google.com/gke-max-shared-clients-per-gpu": "4",
+}
 
 
 def test_a_shared_gpu_is_one_gpu() -> None:
@@ -113,6 +125,34 @@ def test_a_shared_gpu_is_one_gpu() -> None:
     assert (shared.total, shared.shares) == (32, 4)
     (whole,) = nodes_of([node("n1", 8, labels={"nvidia.com/gpu.replicas": "1"})], []).nodes
     assert whole.shares == 1
+    unshared = {"nvidia.com/gpu.replicas": "1", "nvidia.com/gpu.sharing-strategy": "none"}
+    for labels in (GKE_SHARED, GKE_SHARED | unshared):
+        assert [each.shares for each in nodes_of([node("n1", 32, labels=labels)], []).nodes] == [4]
+
+
+@pytest.mark.parametrize(
+    ("labels", "kind", "gpus"),
+    [
+        ({"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}, "gpu", 56),
+        ({"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3-MIG-1g.10gb"}, "mig-1g.10gb", 56),
+        ({"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3-MIG-1c.2g.20gb.me-SHARED"}, "mig-1c.2g.20gb.me", 56),
+        ({"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3-MIG-INVALID"}, "gpu", 56),
+        ({"cloud.google.com/gke-gpu-partition-size": "1g.5gb"}, "mig-1g.5gb", 56),
+        ({"cloud.google.com/gke-gpu-partition-size": "1g.5gb"} | GKE_SHARED, "mig-1g.5gb", 14),
+    ],
+)
+def test_mig_instances_that_are_called_gpus_have_the_type_of_their_profile(
+    labels: dict[str, str], kind: str, gpus: int
+) -> None:
+    """Strategy single of NVIDIA's plugin, and GKE: the recording rules count boards, and leave out types of MIG."""
+    things = [node("n1", 56, labels=labels)]
+    found = nodes_of(things, [pod("a", 4, node="n1")])
+    answered = QuestionStatus("nodes", interval=60, at=0)
+    samples = Page(page(ClusterView(scheduler="kubernetes", questions=(answered,), nodes=found.nodes), now=0).decode())
+    for name, count in (("expected", gpus), ("allocated", gpus / 14)):
+        ((labelled, value),) = samples.rows(f"cluster_node_{name}_gpus")
+        assert (labelled, float(value)) == ({"node": "n1", "gpu_type": kind}, count)
+    assert fits([pod("b", 1)], things) == 1, "pods request what the node offers: nvidia.com/gpu"
 
 
 def test_what_runs_in_a_pod_is_not_even_decoded() -> None:
