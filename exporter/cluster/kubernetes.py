@@ -1,4 +1,4 @@
-"""The `ClusterSource` of Kubernetes: one list and watch of all pods and one of all nodes, on a separate thread.
+"""The `ClusterSource` of Kubernetes: lists and watches of all pods and of all nodes, on a separate thread.
 
 Derives queue, expected GPUs and placement from pods and nodes. An object that cannot be decoded is rejected by itself
 and counted; DRA claims are not counted. Needs list and watch on pods and nodes, and for Kueue on its workloads and
@@ -51,14 +51,16 @@ from exporter.cluster.pods import (
 from exporter.cluster.watcher import ClusterUnavailableError, Question
 from exporter.config import ConfigError
 from exporter.schedulers.kubernetes.api import ApiServer, ApiTimeouts, Informer, LoopThread, api_url
-from exporter.schedulers.kubernetes.objects import KubernetesNode, node_condition
+from exporter.schedulers.kubernetes.objects import Condition, KubernetesNode, node_condition
 
 _CAUSES = {
     "PreemptionByScheduler": "preempted",
     "DeletionByTaintManager": "node_failure",
     "DeletionByPodGC": "node_failure",
+    "TerminationByKubelet": "node_failure",
 }
-"""Cause by reason of the pod condition DisruptionTarget."""
+"""Cause by reason of the pod condition DisruptionTarget. The kubelet ends pods of a node that shuts down or is short of
+memory, disk or processes."""
 _MOST_JOBS = 10_000
 _LEVELS = (
     ("nvlink_domain", ("nvidia.com/gpu.clique", "network.topology.nvidia.com/accelerator")),
@@ -82,18 +84,22 @@ class Disruptions:
     def __init__(self) -> None:
         self._found: OrderedDict[str, tuple[ClusterPod, str]] = OrderedDict()
 
-    def observe(self, pod: ClusterPod) -> object:
-        """Record the pod if it is being disrupted."""
-        condition = pod.condition("DisruptionTarget")
-        if condition is not None and condition.status == "True" and pod.spec.node_name:
+    def observe(self, before: ClusterPod | None, pod: ClusterPod) -> None:
+        """Record the pod if it is being disrupted and was not before."""
+        condition = _disruption(pod)
+        if condition is not None and pod.spec.node_name and (before is None or _disruption(before) is None):
             self._found[pod.metadata.uid] = (pod, _CAUSES.get(condition.reason, ""))
             while len(self._found) > _MOST_JOBS:
                 self._found.popitem(last=False)
-        return None
 
     def pods(self) -> tuple[tuple[ClusterPod, str], ...]:
         """Return the recorded pods with the cause, the latest last."""
         return tuple(self._found.values())
+
+
+def _disruption(pod: ClusterPod) -> Condition | None:
+    condition = pod.condition("DisruptionTarget")
+    return condition if condition is not None and condition.status == "True" else None
 
 
 def read_pods(
@@ -158,7 +164,7 @@ def _add_disruptions(
         if gpus:
             run = _run_of(pod, found, queues)
             culprit = pod.spec.node_name if cause == "node_failure" else ""
-            condition = pod.condition("DisruptionTarget")
+            condition = _disruption(pod)
             since = condition and condition.last_transition_time
             found[run.job_id] = structs.replace(
                 run,
@@ -245,7 +251,7 @@ def _groups(labels: Mapping[str, str]) -> dict[str, str]:
     return {level: group for level, group in found if group}
 
 
-_NOT_ENDED = "status.phase!=Succeeded,status.phase!=Failed"
+_NOT_ENDED, _FAILED = "status.phase!=Succeeded,status.phase!=Failed", "status.phase=Failed"
 _WAIT_SECONDS = 15.0
 """For the first lists, and for the watch's thread to return its objects."""
 _POLL_SECONDS = 0.05
@@ -268,7 +274,14 @@ class KubernetesCluster:
         self._disruptions = Disruptions()
         self._pod_informer = Informer(
             api_server, ClusterPod, paths=("/api/v1/pods",), selector=_NOT_ENDED, now=now,
-            significant=self._disruptions.observe, accepts=self._asks_for_gpus,
+            observe=self._disruptions.observe, accepts=self._asks_for_gpus,
+        )  # fmt: skip
+        # Kubelet and pod garbage collector set the condition and the phase at once. A watch that selects by phase then
+        # sends the pod as it was before, as deleted (kubernetes/kubernetes, cacheWatcher.convertToWatchEvent).
+        self._failed_informer = Informer(
+            api_server, ClusterPod, paths=("/api/v1/pods",), selector=_FAILED, now=now,
+            observe=self._disruptions.observe,
+            accepts=lambda pod: _disruption(pod) is not None and self._asks_for_gpus(pod),
         )  # fmt: skip
         self._node_informer = Informer(api_server, KubernetesNode, paths=("/api/v1/nodes",), selector="", now=now)
         self._kueue = _KueueInformers(api_server, resources, now) if kueue else None
@@ -289,13 +302,19 @@ class KubernetesCluster:
 
     async def _run(self) -> None:
         kueue = self._kueue.all if self._kueue else ()
-        informers: tuple[Informer[Any], ...] = (self._pod_informer, self._node_informer, *kueue)
+        informers: tuple[Informer[Any], ...] = (
+            self._pod_informer,
+            self._failed_informer,
+            self._node_informer,
+            *kueue,
+        )
         async with asyncio.TaskGroup() as group:  # if one fails, the others end too, before all begin anew
             for informer in informers:
                 group.create_task(informer.run())
 
     def _jobs(self) -> Jobs:
         pods, nodes = self._objects(self._pod_informer), self._objects(self._node_informer)
+        self._objects(self._failed_informer)  # raises if disruptions may be missing
         disrupted = self._on_loop(_result_of(self._disruptions.pods))
         if self._kueue is None:
             return read_pods(pods, nodes, resources=self._resources, disruptions=disrupted)
@@ -335,7 +354,7 @@ class _KueueInformers:
         self._resources = resources
         self.evictions = Evictions()
         self.workloads = Informer(
-            api_server, Workload, paths=WORKLOADS, selector="", now=now, significant=self.evictions.observe,
+            api_server, Workload, paths=WORKLOADS, selector="", now=now, observe=self.evictions.observe,
             accepts=self._queues_gpus,
         )  # fmt: skip
         self.local_queues = Informer(api_server, LocalQueue, paths=LOCAL_QUEUES, selector="", now=now)

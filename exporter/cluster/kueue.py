@@ -148,14 +148,15 @@ class Evictions:
     def __init__(self) -> None:
         self._found: OrderedDict[tuple[str, datetime | None], Workload] = OrderedDict()
 
-    def observe(self, workload: Workload) -> object:
-        """Record the workload if it is evicted, as it is then."""
+    def observe(self, before: Workload | None, workload: Workload) -> None:
+        """Record the workload, as it is then, if it is evicted and was not before."""
         evicted = workload.condition("Evicted")
+        if before is not None and before.condition("Evicted") == evicted:
+            return
         if evicted.status == "True" and evicted.reason in _CAUSES:
             self._found[workload.metadata.uid, evicted.last_transition_time] = workload
             while len(self._found) > _MOST_EVICTIONS:
                 self._found.popitem(last=False)
-        return None
 
     def workloads(self) -> tuple[Workload, ...]:
         """Return the recorded workloads, the latest last."""

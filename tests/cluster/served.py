@@ -75,12 +75,6 @@ def of_job(thing: Json, name: str) -> Json:
     return thing
 
 
-def _selected(thing: Json, selector: str) -> bool:
-    """A selector of all nodes' objects: `a!=b` joined by commas."""
-    parts = [part.partition("!=") for part in selector.split(",") if part]
-    return all(thing.get("status", {}).get(field.rpartition(".")[2]) != value for field, _, value in parts)
-
-
 def _refusal(server: ApiServer, token: str, path: str, asked: dict[str, str]) -> tuple[int, str] | None:
     if token != f"Bearer {server.token}":
         return 401, "Unauthorized"
@@ -94,7 +88,6 @@ def _refusal(server: ApiServer, token: str, path: str, asked: dict[str, str]) ->
 @contextmanager
 def serving(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ApiServer]:
     """An API server that answers about the whole cluster."""
-    monkeypatch.setattr(api, "_selected", _selected)
     monkeypatch.setattr(api, "_refusal", _refusal)
     made = ApiServer(folder)
     (folder / "token").write_text(made.token)

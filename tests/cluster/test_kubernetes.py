@@ -240,6 +240,7 @@ def disrupted(thing: Json, reason: str) -> Json:
     [
         ("PreemptionByScheduler", "preempted", ""),
         ("DeletionByTaintManager", "node_failure", "n1"),
+        ("TerminationByKubelet", "node_failure", "n1"),
         ("EvictionByEvictionAPI", "", ""),
     ],
 )
@@ -249,7 +250,7 @@ def test_disruptions_are_told_with_their_cause(reason: str, cause: str, culprit:
     spared = disrupted(of_job(pod("a-2", 4, node="n1"), "a"), reason)
     spared["status"]["conditions"][0]["status"] = "False"
     for each in (thing, thing, of_job(pod("a-1", 4, node="n1"), "a"), spared):
-        seen.observe(msgspec.convert(each, ClusterPod))
+        seen.observe(None, msgspec.convert(each, ClusterPod))
     (run,) = jobs([], [], disruptions=seen).runs
     assert run.left == NOW
     assert (run.job_id, run.restarts, run.each, run.cause, run.culprit) == ("ml/job/a", 1, 4, cause, culprit)
@@ -286,11 +287,11 @@ def test_one_list_and_one_watch_of_each_kind(server: ApiServer, source: Kubernet
     wait_for(lambda: looks.total("queue_gpus", partition="ml", reason="unschedulable") == 8, "the pod that waits")
     for _ in range(20):
         looks.page()
+    selected = {"/api/v1/pods": ["status.phase!=Succeeded,status.phase!=Failed", "status.phase=Failed"]}
     for path in ("/api/v1/pods", "/api/v1/nodes"):
-        assert len(server.asked(path, watch=False)) == 1
-        assert len(server.asked(path, watch=True)) == 1
-    (asked,) = server.asked("/api/v1/pods", watch=False)
-    assert asked["fieldSelector"] == "status.phase!=Succeeded,status.phase!=Failed", "the many that are over stay away"
+        for watch in (False, True):
+            asked = sorted(each["fieldSelector"] for each in server.asked(path, watch=watch))
+            assert asked == selected.get(path, [""]), "the many that succeeded stay away"
     server.has(pod("b", 8, node="n2"))
     wait_for(lambda: looks.total("queue_gpus") == 0, "the pod was scheduled")
 
@@ -330,6 +331,39 @@ def test_a_preempted_pod_that_is_gone_before_the_next_look_is_counted(
     assert [labels for labels, _ in found.rows("cluster_preemption_timestamp_seconds")] == [
         {"job_id": "ml/job/a", "by_job_id": "ml/pod/high"}
     ]
+
+
+@pytest.mark.parametrize("reason", ["DeletionByPodGC", "TerminationByKubelet"])
+def test_a_pod_that_fails_with_its_node_is_counted(server: ApiServer, source: KubernetesCluster, reason: str) -> None:
+    """Condition and phase come at once, so the watch of pods that have not ended sees a pod deleted without either."""
+    gone, stays = of_job(pod("a-0", 4, node="n1"), "a"), of_job(pod("a-1", 4, node="n2"), "a")
+    old = disrupted(of_job(pod("a-old", 4, node="n1", phase="Failed"), "a"), reason)
+    server.has(node("n1"), node("n2"), gone, stays, old)
+    looks = Looks(source)
+    wait_for(lambda: looks.total("job_gpus", job_id="ml/job/a") == 8, "the job is told")
+    server.has(old | {"metadata": old["metadata"] | {"labels": {"seen": "by-hand"}}})
+    server.has(disrupted(gone, reason) | {"status": disrupted(gone, reason)["status"] | {"phase": "Failed"}})
+    server.deletes(gone)
+    wait_for(lambda: looks.total("interruptions_total", cause="node_failure") == 1, "it is counted")
+    wait_for(lambda: looks.total("job_gpus", job_id="ml/job/a") == 4, "one pod is left")
+    found = looks.page()
+    assert found.total("cluster_interruptions_total") == 1, "the pod that had failed before counts no more"
+    assert found.total("cluster_interrupted_gpus_total", cause="node_failure") == 4
+    assert [labels["node"] for labels, _ in found.rows("cluster_node_failure_timestamp_seconds")] == ["n1"]
+
+
+def test_a_disruption_that_no_watch_showed_is_counted_from_the_next_list(
+    server: ApiServer, source: KubernetesCluster
+) -> None:
+    server.has(node("n1"), of_job(pod("a-0", 4, node="n1"), "a"), of_job(pod("a-1", 4, node="n1"), "a"))
+    looks = Looks(source)
+    wait_for(lambda: looks.total("job_gpus", job_id="ml/job/a") == 8, "the job is told")
+    server.stop()
+    gone = disrupted(of_job(pod("a-0", 4, node="n1", phase="Failed"), "a"), "DeletionByPodGC")
+    server.has(gone, disrupted(of_job(pod("a-1", 4, node="n1"), "a"), "PreemptionByScheduler"))
+    server.forgets()
+    server.start()
+    wait_for(lambda: looks.total("interruptions_total") == 2, "both are counted")
 
 
 def test_a_server_that_goes_and_comes_back(server: ApiServer, source: KubernetesCluster) -> None:

@@ -191,7 +191,7 @@ def test_an_unreadable_workload_is_counted_and_costs_no_other() -> None:
 def seen(*things: Json) -> Evictions:
     found = Evictions()
     for thing in things:
-        found.observe(msgspec.convert(thing, Workload))
+        found.observe(None, msgspec.convert(thing, Workload))
     return found
 
 

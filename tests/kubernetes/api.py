@@ -72,7 +72,8 @@ class ApiServer:
         """Accept requests and answer none of them until `stop`."""
         self._over = threading.Event()
         self._version, self._oldest = 100, 0
-        self._history: list[tuple[int, str, str, Json]] = []
+        self._history: list[tuple[int, str, str, Json, Json | None]] = []
+        """Version, type, path, the object, and the object as it was before."""
         self._changed = threading.Condition()
         self.connections: list[socket.socket] = []
         self._round = 0
@@ -156,11 +157,12 @@ class ApiServer:
             self._version += 1
             thing = json.loads(json.dumps(thing))  # as it is now, whatever the test changes later
             thing["metadata"]["resourceVersion"] = f"{self._version}"
+            before = self.objects[path].get(thing["metadata"].get("uid", ""))
             if what in ("ADDED", "MODIFIED"):
                 self.objects[path][thing["metadata"]["uid"]] = thing
             elif what == "DELETED":
                 del self.objects[path][thing["metadata"]["uid"]]
-            self._history.append((self._version, what, path, thing))
+            self._history.append((self._version, what, path, thing, before))
             self._changed.notify_all()
 
     def listing(self, path: str, selector: str) -> Json:
@@ -184,12 +186,14 @@ class ApiServer:
                     self._changed.wait(0.5)
                 if self._round != began:
                     return
-            for version, what, _, thing in events:
+            for version, what, _, thing, before in events:
                 since = version
                 if what == "RAW":
                     yield thing["text"].encode() + b"\n"
-                elif what == "BOOKMARK" or _selected(thing, asked["fieldSelector"]):
+                elif what == "BOOKMARK":
                     yield _line(what, thing)
+                else:
+                    yield from _selected_event(what, thing, before, asked["fieldSelector"])
 
     def expired(self, asked: dict[str, str]) -> bool:
         return int(asked["resourceVersion"]) < self._oldest
@@ -222,12 +226,31 @@ def _line(what: str, thing: Json) -> bytes:
     return json.dumps({"type": what, "object": thing}, ensure_ascii=False).encode() + b"\n"
 
 
+def _selected_event(what: str, thing: Json, before: Json | None, selector: str) -> Iterator[bytes]:
+    """Yield what the watch cache sends to a watch with this selector (convertToWatchEvent of its cacheWatcher).
+
+    An object that is deleted or no longer selected is sent as it was before, with the new version.
+    """
+    now = what != "DELETED" and _selected(thing, selector)
+    if before is not None and _selected(before, selector):
+        version = {"resourceVersion": thing["metadata"]["resourceVersion"]}
+        gone = before | {"metadata": before["metadata"] | version}
+        yield _line("MODIFIED", thing) if now else _line("DELETED", gone)
+    elif now:
+        yield _line("ADDED", thing)
+
+
 def _selected(thing: Json, selector: str) -> bool:
-    field, _, wanted = selector.partition("=")
+    """Whether a field selector selects it: `a=b` and `a!=b`, joined by commas; an empty one selects all."""
+    return all(_field_matches(thing, part) for part in selector.split(",") if part)
+
+
+def _field_matches(thing: Json, part: str) -> bool:
+    field, operator, wanted = re.split("(!?=)", part)
     found: Any = thing
-    for part in field.split("."):
-        found = found.get(part, {})
-    return bool(found == wanted)
+    for name in field.split("."):
+        found = found.get(name, {})
+    return bool((found == wanted) is (operator == "="))
 
 
 def _refusal(api: ApiServer, token: str, path: str, asked: dict[str, str]) -> tuple[int, str] | None:

@@ -129,6 +129,7 @@ class Informer(Generic[T]):
         selector: str,
         now: Callable[[], int],
         significant: Callable[[T], object] = lambda _: None,
+        observe: Callable[[T | None, T], None] = lambda _before, _obj: None,
         on_update: Callable[[], None] = lambda: None,
         on_change: Callable[[], None] = lambda: None,
         accepts: Callable[[T], bool] = lambda _: True,
@@ -136,12 +137,14 @@ class Informer(Generic[T]):
         """`paths` are tried in turn. `on_update` is called after any response or failure.
 
         `on_change` is called when an object is added or removed, or its `significant` value changes. Objects for which
-        `accepts` returns False are not kept.
+        `accepts` returns False are not kept. After the first list `observe` is called with the last version of each
+        kept object, if there is one, and the new one; a list repeats those that have not changed.
         """
         self._accepts: Callable[[T], bool] = accepts
         self._api_server, self._paths, self._selector = api_server, paths, selector
         self._on_update, self._on_change, self._now = on_update, on_change, now
         self._significant: Callable[[T], object] = significant
+        self._observe: Callable[[T | None, T], None] = observe
         self._decoder: msgspec.json.Decoder[T] = msgspec.json.Decoder(kind)
         self._version, self._requested_at = "", now()
         self.objects: dict[str, T] = {}
@@ -196,7 +199,10 @@ class Informer(Generic[T]):
     async def _list(self, client: httpx.AsyncClient, fresh: str) -> None:
         listed = msgspec.json.decode(await self._get_list(client, fresh), type=ObjectList)
         objects = [obj for raw in listed.items or () if (obj := self._decode(raw)) is not None]
-        self.objects = {obj.metadata.uid: obj for obj in objects if self._accepts(obj)}
+        before, self.objects = self.objects, {obj.metadata.uid: obj for obj in objects if self._accepts(obj)}
+        if self.synced.is_set():
+            for uid, obj in self.objects.items():
+                self._observe(before.get(uid), obj)
         self._version = listed.metadata.resource_version
         self._record_answer()
         self.synced.set()
@@ -265,6 +271,7 @@ class Informer(Generic[T]):
         before = self.objects.pop(obj.metadata.uid, None)
         if present:
             self.objects[obj.metadata.uid] = obj
+            self._observe(before, obj)
         elif before is None:
             return
         if before is None or not present or self._significant(before) != self._significant(obj):
