@@ -147,7 +147,7 @@ def _workloads() -> Feed:
 
     def feed(data: bytes) -> None:
         workload, evictions = msgspec.json.decode(data, type=Workload), Evictions()
-        evictions.observe(workload)
+        evictions.observe(None, workload)
         queues = Queues([workload], [msgspec.json.decode(data, type=LocalQueue)])
         jobs = add_workloads(Jobs(), queues, evictions.workloads(), labels=NodeLabels(()), resources=GPUS)
         promise(len(jobs.pending) + len(jobs.runs) + jobs.refused <= 2, "one workload is counted more than once")

@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 import pytest
 
-from exporter.core.model import MS, SECOND, Device, Process, Reading
+from exporter.core.model import MS, SECOND, UNKNOWN_JOB, Device, Process, Reading
 from exporter.schedulers.base import CONDITIONS, SchedulerError, SchedulerState
 from exporter.schedulers.kubernetes.scheduler import WatchIntervals, open_kubernetes
 from tests.kubernetes.cluster import (
@@ -312,11 +312,44 @@ def test_an_id_that_is_no_gpu_is_refused_with_the_reason_and_nothing_else_is_los
     alone.kubelet.gives("good", gpu_uuid(0))
     alone.kubelet.gives("half", gpu_uuid(1), "GPU-nonsense")
     alone.kubelet.gives("hami", f"{gpu_uuid(3)}-7")
-    state = alone.held((0, "ml/pod/good"), (1, "ml/pod/half"))
+    state = alone.held((0, "ml/pod/good"), (1, "ml/pod/half"), *((n, UNKNOWN_JOB) for n in range(2, 8)))
     (fault,) = state.faults
     assert fault.kind == "scheduler_refused"
     assert "ml/half holds 'GPU-nonsense': no GPU of the source has this id" in fault.message
     assert f"ml/hami holds '{gpu_uuid(3)}-7'" in fault.message
+
+
+def test_while_an_id_is_not_resolved_no_gpu_that_it_may_be_is_unallocated(alone: Node) -> None:
+    board, part = gpu_uuid(0), "MIG-aaaaaaaa-0000-0000-0000-000000000001"
+    free = Device("MIG-aaaaaaaa-0000-0000-0000-000000000002", "0:2", weight=500_000, parent=board, profile="3g.40gb")
+    alone.devices = (
+        Device(board, "0", weight=0),
+        Device(part, "0:1", weight=500_000, parent=board, profile="3g.40gb"),
+        free,
+        Device(gpu_uuid(1), "1"),
+    )
+    alone.kubelet.gives("mine", part)
+    alone.kubelet.gives("unseen", "MIG-aaaaaaaa-0000-0000-0000-000000000009")
+    first = alone.until(lambda state: len(holds(state)) == 2, "the instance that may be its")
+    assert holds(first) == {(part, "ml/pod/mine"), (free.uuid, UNKNOWN_JOB)}, "a board without instances is free"
+    later = alone.until(lambda state: state.at > first.at, "another list")
+    assert {each.start for each in later.allocations} == {each.start for each in first.allocations}
+    alone.kubelet.gives("hami", f"{gpu_uuid(1)}-7")
+    alone.until(lambda state: (gpu_uuid(1), UNKNOWN_JOB) in holds(state), "any GPU may be its")
+    alone.kubelet.drops("unseen")
+    alone.kubelet.drops("hami")
+    last = alone.until(lambda state: len(holds(state)) == 1, "nothing is unknown")
+    assert {each.uuid for each in alone.ended if each.owner.job_id == UNKNOWN_JOB} == {free.uuid, gpu_uuid(1)}
+    assert last.faults == ()
+
+
+def test_a_gpu_of_unknown_owner_that_begins_to_work_has_the_kubelet_asked(alone: Node) -> None:
+    alone.kubelet.gives("hami", f"{gpu_uuid(1)}-7")
+    alone.opens(SLOW)
+    alone.held(*((n, UNKNOWN_JOB) for n in range(8)))
+    alone.kubelet.gives("train-0", gpu_uuid(3))
+    work = reading(3, Process(7))
+    alone.until(lambda state: (gpu_uuid(3), "ml/pod/train-0") in holds(state), "the pod", work)
 
 
 def test_other_devices_of_nvidias_operators_are_no_gpus(alone: Node) -> None:
@@ -551,7 +584,7 @@ def test_a_mig_device_made_on_demand_is_the_only_one_of_its_profile_or_refused(h
     here.until(lambda state: holds(state) == {(part, "ml/pod/pod-gpu-0-mig-1g12gb-19-0")}, "the instance")
     here.devices += (Device("MIG-b", "0:2", parent=board, profile="1g.12gb"),)
     state = here.until(lambda state: state.faults, "two that it may be")
-    assert holds(state) == set()
+    assert holds(state) == {(part, UNKNOWN_JOB), ("MIG-b", UNKNOWN_JOB)}
     assert "has 2 1g.12gb" in state.faults[0].message
 
 

@@ -11,10 +11,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from exporter.core.model import SECOND
+from exporter.core.model import SECOND, UNKNOWN_JOB
 from exporter.schedulers.kubernetes.scheduler import WatchIntervals
 from tests.kubernetes.api import PATHS, certificate
 from tests.kubernetes.cluster import (
+    GPUS,
     NODE,
     PACE,
     Node,
@@ -274,7 +275,7 @@ def test_older_versions_of_slices_are_asked_where_the_newest_is_not_there(here: 
     state = here.until(lambda state: "resourceslices: 404" in str(state.faults), "all versions tried")
     asked = [path for path, _ in here.api.requests if path.endswith("slices")]
     assert asked[:3] == [f"/apis/resource.k8s.io/{version}/resourceslices" for version in ("v1", "v1beta2", "v1beta1")]
-    assert holds(state) == set()
+    assert holds(state) == {(device.uuid, UNKNOWN_JOB) for device in GPUS}
 
 
 @pytest.mark.slow

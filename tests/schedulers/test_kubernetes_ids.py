@@ -149,17 +149,63 @@ def test_a_numbered_name_needs_minor_and_ordinal_to_agree(tmp_path: Path) -> Non
 
 def test_each_gpu_counts_once_and_what_is_refused_costs_nothing_else(tmp_path: Path) -> None:
     claims = (ClaimResource(driver=DRIVER, pool="n", device="gpu-0"), ClaimResource(("nvidia.com/gpu=x",)))
-    found, unknown = DeviceResolver(DEVICES, proc=tmp_path).resolve(["x", f"{A}::0", A], claims, offers(uuid=M1))
-    assert found == [A, M1]
-    assert [said.split(":")[0] for said in unknown] == ["'x'", "'nvidia.com/gpu=x' of DRA pool ''"]
+    found = DeviceResolver(DEVICES, proc=tmp_path).resolve(["x", f"{A}::0", A], claims, offers(uuid=M1))
+    assert found.uuids == (A, M1)
+    assert [said.split(":")[0] for said in found.unknown] == ["'x'", "'nvidia.com/gpu=x' of DRA pool ''"]
+
+
+C = "GPU-5700b000-0000-0000-0000-00000000000c"
+"""Of no device here."""
+
+
+@pytest.mark.parametrize(
+    ("name", "candidates"),
+    [
+        (f"{A}-3", {A, B, M1, M2}),
+        ("7", {A, B, M1, M2}),
+        ("nvidia7", {A, B, M1, M2}),
+        ("MIG-5700b000-0000-0000-0000-000000000009", {M1, M2}),
+        (f"MIG-{B}/4/0", {M1, M2}),
+        (f"MIG-{A}/4/0", {A}),
+        (f"MIG-{C}/4/0", set()),
+        (C, set()),
+        (f"{C}::1", set()),
+        (A, set()),
+    ],
+)
+def test_an_id_that_cannot_be_resolved_may_be_any_gpu_but_one_that_is_elsewhere(
+    name: str, candidates: set[str], tmp_path: Path
+) -> None:
+    assert DeviceResolver(DEVICES, proc=tmp_path).resolve([name], (), {}).candidates == candidates
+
+
+def test_with_the_drivers_minor_numbers_another_number_is_no_gpu_of_these(tmp_path: Path) -> None:
+    boards = DeviceResolver(DEVICES, proc=told(tmp_path, A="1", B="0"))
+    assert boards.resolve(["nvidia7"], (), {}).candidates == set()
+
+
+def test_without_a_mig_instance_an_unknown_one_may_be_of_any_board(tmp_path: Path) -> None:
+    boards = DeviceResolver(DEVICES[:1], proc=tmp_path)
+    assert boards.resolve(["MIG-5700b000-0000-0000-0000-000000000009"], (), {}).candidates == {A}
+
+
+def test_a_claim_that_cannot_be_resolved_may_be_any_gpu_or_one_of_its_board(tmp_path: Path) -> None:
+    boards = DeviceResolver(DEVICES, proc=tmp_path)
+    of_b = offers(parentUUID=B, profile="7g.80gb")
+    named, unnamed = ClaimResource(driver=DRIVER, pool="n", device="gpu-0"), ClaimResource(driver=DRIVER)
+    assert boards.resolve((), [named], of_b).candidates == {M1, M2}
+    assert boards.resolve((), [named], offers(profile="7g.80gb")).candidates == {A, B, M1, M2}
+    assert boards.resolve((), [unnamed], {}).candidates == {A, B, M1, M2}
+    assert boards.resolve((), [ClaimResource(driver=DRIVER, device="gpu-9")], {}).candidates == {A, B, M1, M2}
 
 
 @given(st.text(max_size=60), st.text(max_size=60), st.text(max_size=60))
 def test_garbage_is_a_gpu_of_this_node_or_refused(name: str, device: str, value: str) -> None:
     boards = DeviceResolver(DEVICES, proc="/nonexistent")
     claims = (ClaimResource((name,), "", "n", device), ClaimResource((), DRIVER, "n", "gpu-0"))
-    found, _ = boards.resolve([name, value], claims, offers(uuid=value, parentUUID=name, profile=device))
-    assert set(found) <= {A, M1, M2}
+    found = boards.resolve([name, value], claims, offers(uuid=value, parentUUID=name, profile=device))
+    assert set(found.uuids) <= {A, M1, M2}
+    assert found.candidates <= {A, B, M1, M2}
 
 
 def test_of_a_pool_the_devices_of_its_newest_generation_are_there_whatever_the_order() -> None:

@@ -208,6 +208,7 @@ def _grpc() -> Any:
 DRIVER = "gpu.nvidia.com"
 """NVIDIA's DRA driver for GPUs; its other driver, compute-domain.nvidia.com, allocates no GPU."""
 _UUID = r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
+_GPU = re.compile(rf"GPU-{_UUID}")
 _REPLICA = re.compile(r"(.+)::\d+")
 _OLD_MIG = re.compile(rf"MIG-(GPU-{_UUID})/(\d+)/\d+")
 _GKE = re.compile(r"nvidia(\d+)(?:/gi(\d+))?(?:/vgpu\d+)?")
@@ -222,6 +223,22 @@ DraDevices = Mapping[tuple[str, str], SliceDevice]
 class UnknownIdError(Exception):
     """A device id that cannot be resolved to a GPU of this node; the message has the reason."""
 
+    def __init__(self, reason: str, candidates: Iterable[str]) -> None:
+        """`candidates` are the UUIDs of the GPUs of which it may be one."""
+        super().__init__(reason)
+        self.candidates = frozenset(candidates)
+
+
+class ResolvedDevices(Struct, frozen=True):
+    """What the device ids and claims of a pod are."""
+
+    uuids: tuple[str, ...]
+    """Of its GPUs."""
+    unknown: tuple[str, ...] = ()
+    """Name and reason of each id or claim that cannot be resolved."""
+    candidates: frozenset[str] = frozenset()
+    """UUIDs of which any may be one of those."""
+
 
 class DeviceResolver:
     """Resolves the kubelet's device ids and claims to GPUs of the source."""
@@ -231,23 +248,26 @@ class DeviceResolver:
         self._ordinals = {d.index: d.uuid for d in devices if not d.parent}
         self._minors = {f"{n}": uuid for n, uuid in read_uuids(Path(proc)).items() if uuid in self._devices}
 
-    def resolve(
-        self, names: Iterable[str], claims: Iterable[ClaimResource], offered: DraDevices
-    ) -> tuple[list[str], list[str]]:
-        """Return the UUIDs of a pod's GPUs, and the name and reason of each id or claim that cannot be resolved."""
+    def resolve(self, names: Iterable[str], claims: Iterable[ClaimResource], offered: DraDevices) -> ResolvedDevices:
+        """Return the GPUs of a pod, and what of it cannot be resolved."""
         found: dict[str, None] = {}
-        unknown: list[str] = []
+        errors: list[tuple[str, UnknownIdError]] = []
         for name in names:
             try:
                 found |= dict.fromkeys(self.resolve_id(name))
             except UnknownIdError as err:
-                unknown.append(f"{name!r}: {err}")
+                errors.append((f"{name!r}: {err}", err))
         for claim in claims:
             try:
                 found |= dict.fromkeys(self.resolve_claim(claim, offered))
             except UnknownIdError as err:
-                unknown.append(f"{claim.device or ' '.join(claim.cdi)!r} of DRA pool {claim.pool!r}: {err}")
-        return list(found), unknown
+                name = claim.device or " ".join(claim.cdi)
+                errors.append((f"{name!r} of DRA pool {claim.pool!r}: {err}", err))
+        return ResolvedDevices(
+            tuple(found),
+            tuple(message for message, _ in errors),
+            frozenset[str]().union(*(err.candidates for _, err in errors)),
+        )
 
     def resolve_id(self, name: str) -> tuple[str, ...]:
         """Return a device plugin id's UUID, or those of a MIG board's instances. Raises UnknownIdError."""
@@ -262,7 +282,7 @@ class DeviceResolver:
             return (self._instance(board, gke[2]),) if gke[2] else self._whole(board)
         if name in self._ordinals:
             return self._whole(self._ordinals[name])
-        raise UnknownIdError("no GPU of the source has this id")
+        raise UnknownIdError("no GPU of the source has this id", self._candidates(name))
 
     def resolve_claim(self, claim: ClaimResource, offered_devices: DraDevices) -> tuple[str, ...]:
         """Return the UUIDs of a DRA claim's device. Raises UnknownIdError."""
@@ -273,8 +293,15 @@ class DeviceResolver:
         if offered is not None:
             return self._resolve_attributes(offered)
         if not names:
-            raise UnknownIdError("the kubelet does not name it")
+            raise UnknownIdError("the kubelet does not name it", self._devices)
         return self._resolve_name(names[0])
+
+    def _candidates(self, name: str) -> Iterable[str]:
+        """Return what an id that no GPU has may stand for: nothing here, if it is the UUID of a GPU elsewhere."""
+        if _GPU.fullmatch(name):
+            return ()
+        instances = [uuid for uuid, device in self._devices.items() if device.parent]
+        return instances if instances and name.startswith("MIG-") else self._devices
 
     def _whole(self, uuid: str) -> tuple[str, ...]:
         """A board in MIG mode stands for all its instances: nothing else of it can be held."""
@@ -284,13 +311,15 @@ class DeviceResolver:
         found = (d.uuid for d in self._devices.values() if d.parent == board and d.index.endswith(f":{number}"))
         uuid = next(found, "")
         if not uuid:
-            raise UnknownIdError(f"{board} has no GPU instance {number} that the source sees")
+            parts = self._whole(board) if board in self._devices else ()
+            raise UnknownIdError(f"{board} has no GPU instance {number} that the source sees", parts)
         return uuid
 
     def _minor(self, number: str) -> str:
         numbers = self._minors or self._ordinals
         if number not in numbers:
-            raise UnknownIdError(f"no GPU that the source sees has the minor number {number}")
+            elsewhere = () if self._minors else self._devices
+            raise UnknownIdError(f"no GPU that the source sees has the minor number {number}", elsewhere)
         return numbers[number]
 
     def _resolve_attributes(self, device: SliceDevice) -> tuple[str, ...]:
@@ -301,7 +330,8 @@ class DeviceResolver:
         alike = [d.uuid for d in self._devices.values() if parent and (d.parent, d.profile) == (parent, profile)]
         if len(alike) != 1:
             raise UnknownIdError(
-                f"its ResourceSlice gives no uuid, and {parent or 'no board'} has {len(alike)} {profile}"
+                f"its ResourceSlice gives no uuid, and {parent or 'no board'} has {len(alike)} {profile}",
+                self._whole(parent) if parent in self._devices else self._devices,
             )
         return (alike[0],)
 
@@ -314,7 +344,8 @@ class DeviceResolver:
             ordinal = self._ordinals[numbered[1]]
             if len(self._ordinals) == 1 or self._minors.get(numbered[1]) == ordinal:
                 return self._whole(ordinal)
-        raise UnknownIdError("its name alone does not identify the GPU: let the daemon list resourceslices")
+        reason = "its name alone does not identify the GPU: let the daemon list resourceslices"
+        raise UnknownIdError(reason, self._devices)
 
 
 def dra_devices(slices: Sequence[ResourceSlice]) -> DraDevices:

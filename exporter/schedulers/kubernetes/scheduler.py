@@ -2,7 +2,8 @@
 
 A thread queries both and publishes a whole `KubernetesState`; the reading thread never waits. Without the API server a
 pod is known by namespace and name only. A GPU is held from when the kubelet admits the pod until it no longer lists it
-or the pod is in a terminal phase. A device id that cannot be resolved yields a fault, not an owner.
+or the pod is in a terminal phase. A device id that cannot be resolved yields a fault, and free GPUs for which it may
+stand have an unknown owner.
 """
 
 import asyncio
@@ -20,7 +21,7 @@ from msgspec import Struct, structs
 
 from exporter.clock import Clock, SystemClock
 from exporter.config import Config
-from exporter.core.model import MS, SECOND, Allocation, Device, Fault, Owner, Reading
+from exporter.core.model import MS, SECOND, UNKNOWN_JOB, Allocation, Device, Fault, Owner, Reading
 from exporter.schedulers.base import Member, SchedulerError, SchedulerState
 from exporter.schedulers.kubernetes.api import ApiServer, ApiTimeouts, Informer, LoopThread, find_api_server
 from exporter.schedulers.kubernetes.kubelet import (
@@ -411,6 +412,7 @@ _DELEGATED = re.compile(r"/user\.slice/|\.service/")
 _POD = re.compile(r"[/-]pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12})(?=[./]|$)", re.MULTILINE)
 """A pod's uid in a cgroup path; the kubelet's cgroup drivers write it with "-" (cgroupfs) or "_" (systemd)."""
 _BUSY_RATIO = 0.01
+_UNKNOWN = Owner(UNKNOWN_JOB, "kubernetes", name="a pod whose device ids do not show which GPUs it has")
 AllocationKey = tuple[str, str]
 """UUID and job id."""
 
@@ -438,8 +440,8 @@ class KubernetesScheduler:
         self._devices: tuple[Device, ...] = ()
         self._resolver = DeviceResolver(())
         self._state: KubernetesState | None = None
-        self._gpu_pods: list[tuple[GpuPod, list[str]]] = []
-        self._unresolved = ""
+        self._gpu_pods: list[tuple[GpuPod, tuple[str, ...]]] = []
+        self._unresolved, self._candidates = "", frozenset[str]()
         self._reported: dict[AllocationKey, Allocation] = {}
         self._reported_at: int | None = None
         self._previous_at: int | None = None
@@ -494,14 +496,15 @@ class KubernetesScheduler:
             return False
         if devices != self._devices:
             self._devices, self._resolver = devices, DeviceResolver(devices, proc=self._proc)
-        found = [
-            (one, *self._resolver.resolve(one.device_ids, one.claims, state.dra_devices)) for one in state.gpu_pods
-        ]
-        self._gpu_pods = [(holder, uuids) for holder, uuids, _ in found]
+        found = [(one, self._resolver.resolve(one.device_ids, one.claims, state.dra_devices)) for one in state.gpu_pods]
+        self._gpu_pods = [(holder, resolved.uuids) for holder, resolved in found]
         unresolved = (
-            f"{one.owner.namespace}/{one.owner.pod} holds {what}" for one, _, problems in found for what in problems
+            f"{one.owner.namespace}/{one.owner.pod} holds {what}"
+            for one, resolved in found
+            for what in resolved.unknown
         )
         self._state, self._unresolved = state, "; ".join(unresolved)
+        self._candidates = frozenset[str]().union(*(resolved.candidates for _, resolved in found))
         return True
 
     def _refused(self) -> Iterator[Fault]:
@@ -530,6 +533,10 @@ class KubernetesScheduler:
                 key = uuid, owner.job_id
                 one = Allocation(uuid, owner, self._start(key, holder, now), None, sizes[owner.job_id], holder.restarts)
                 held[key] = _merged(held.get(key), one)
+        unpartitioned = {device.uuid for device in self._devices if device.unpartitioned}
+        for uuid in self._candidates - unpartitioned - {uuid for uuid, _ in held}:
+            key = uuid, UNKNOWN_JOB
+            held[key] = self._reported.get(key) or Allocation(uuid, _UNKNOWN, now)
         return held
 
     def _owners(self) -> dict[str, Owner]:
@@ -561,7 +568,7 @@ class KubernetesScheduler:
 
     def _wake(self, readings: Iterable[Reading]) -> None:
         """Query the kubelet at once when an unallocated GPU becomes busy."""
-        owned = {uuid for uuid, _ in self._reported}
+        owned = {uuid for uuid, job_id in self._reported if job_id != UNKNOWN_JOB}
         unallocated_busy = frozenset(r.uuid for r in readings if r.uuid not in owned and _is_busy(r))
         if unallocated_busy - self._unallocated_busy:
             self._watcher.wake()
