@@ -585,7 +585,7 @@ def load(
     _check(tree, where=f"{path}", strict=True, content=content)
     for name, text in sorted((os.environ if environ is None else environ).items()):
         if name.startswith(PREFIX) and not _SERVICE_LINK.match(name, len(PREFIX)):
-            _set(tree, _config_key(name), _parse_list(text) if text.startswith("[") else text)
+            _set(tree, _config_key(name), _parse_list(text) if _LIST.fullmatch(text) else text)
             _check(tree, where=f"environment variable {name}", variable=name)
     for dotted, value in (flags or {}).items():
         _set(tree, dotted, value)
@@ -731,6 +731,10 @@ def _check_named(section: str, tables: object, check: Callable[[Any], object]) -
             check(table)
         except msgspec.ValidationError as err:
             raise ConfigError(f'{section}."{name}": {err}') from err
+
+
+_LIST = re.compile(r"\[.*\] *")
+"""Not [::1]:19400, which is an address."""
 
 
 def _parse_list(text: str) -> list[str]:

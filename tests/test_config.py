@@ -52,6 +52,9 @@ def test_the_process_s_own_environment_counts(monkeypatch: pytest.MonkeyPatch) -
     assert load(None).sampling.interval_seconds == 2.5
 
 
+GPUS = ("nvidia.com/gpu", "example.com/*")
+
+
 @pytest.mark.parametrize(
     ("name", "value", "where", "found"),
     [
@@ -61,6 +64,10 @@ def test_the_process_s_own_environment_counts(monkeypatch: pytest.MonkeyPatch) -
         ("DCGM_EXPORTER_COLLECT_INTERVAL_SECONDS", "10", "dcgm_exporter.collect_interval_seconds", 10.0),
         ("POLICY_MAX_JOBS", "7", "policy.max_jobs", 7),
         ("POLICY_HANG_SECONDS", "60", "policy.hang_seconds", 60.0),
+        ("POLICY_FATAL_XIDS", "[48, 79] ", "policy.fatal_xids", (48, 79)),
+        ("KUBERNETES_RESOURCES", "[nvidia.com/gpu, example.com/*]", "kubernetes.resources", GPUS),
+        ("WEB_LISTEN_ADDRESS", "[::1]:19400", "web.listen_address", "[::1]:19400"),
+        ("DCGM_ADDRESS", "[fd00::7]:5555", "dcgm.address", "[fd00::7]:5555"),
     ],
 )
 def test_a_variable_names_its_section_and_key(name: str, value: str, where: str, found: object) -> None:
