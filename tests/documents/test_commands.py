@@ -43,7 +43,7 @@ HERE = frozenset({
 """Programs of a shell, of Debian, or of this project."""
 PLATFORMS: Mapping[str, frozenset[str]] = {
     "a container engine": frozenset({"docker"}),
-    "a Kubernetes cluster": frozenset({"helm", "kubectl"}),
+    "a Kubernetes cluster": frozenset({"gcloud", "helm", "kubectl"}),
     "a host with systemd": frozenset({
         "apt", "chronyc", "dmesg", "journalctl", "runuser", "systemctl", "systemd-sysusers", "systemd-tmpfiles",
         "userdel",

@@ -1,6 +1,10 @@
 """Where the store is, whose it is, and what a receipt's place opens."""
 
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -75,13 +79,34 @@ def test_who_is_not_root_has_the_nodes_folder_given_to_him() -> None:
     found = environment("node-store")
     spec = pod(found)["spec"]
     (prepare,) = spec["initContainers"]
-    assert prepare["command"][3] == f"import os; os.chown('{PLACE}', 65532, 65532)"
+    assert prepare["command"][:3] == ["python", "-I", "-c"]
     assert prepare["image"] == container(found)["image"]
     assert prepare["securityContext"]["capabilities"] == {"add": ["CHOWN"], "drop": ["ALL"]}
     assert prepare["volumeMounts"] == [{"name": "history", "mountPath": PLACE}]
     assert baseline(spec) == ["hostPath /srv/gpu-efficiency"]
     alone = pod(manifests(IMAGE | BARE | {"history": {"volume": "hostPath", "prepare": False}}))["spec"]
     assert restricted(alone) == [f"hostPath {PLACE}", "volume history"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+@pytest.mark.parametrize(("owner", "mode"), [(0, 0o755), (65532, 0o700), (1234, 0o700)])
+def test_the_files_of_an_earlier_user_are_given_with_the_folder(tmp_path: Path, owner: int, mode: int) -> None:
+    """A pod that was root, or another user, leaves its store; the container has CHOWN alone."""
+    (prepare,) = pod(environment("node-store"))["spec"]["initContainers"]
+    store, elsewhere = tmp_path / "store", tmp_path / "elsewhere"
+    store.mkdir(mode=mode)
+    files = [store / name for name in ("history.db", "history.db-wal", "history.db-shm", "history.db-lock")]
+    for path in (*files, elsewhere):
+        path.write_text("")
+    (store / "link").symlink_to(elsewhere)
+    for path in (*files, store):
+        os.chown(path, owner, owner)
+    script = prepare["command"][3].replace(PLACE, str(store))
+    confined = ("setpriv", "--bounding-set=-all,+chown", "--inh-caps=-all,+chown", "--no-new-privs")
+    for _ in range(2):  # the next pod of the same user finds what is its own
+        subprocess.run((*confined, sys.executable, "-I", "-c", script), check=True)
+        assert {(path.stat().st_uid, path.stat().st_gid) for path in (*files, store)} == {(65532, 65532)}
+    assert elsewhere.stat().st_uid == 0, "what a link points to is not its user's to give"
 
 
 def test_another_user_of_the_operators_choice_is_given_the_folder() -> None:

@@ -94,6 +94,8 @@ BY_WORDS: list[tuple[dict[str, Any], str]] = [
         "podMonitor.scheme: http, and the exporter speaks TLS",
     ),
     ({"cluster": {"enabled": True}, "kubernetes": {"api": False}}, "cluster.enabled needs scheduler: kubernetes"),
+    ({"updateStrategy": {"rollingUpdate": {"maxSurge": "10%"}}}, "maxSurge runs two exporters on a node"),
+    ({"updateStrategy": {"rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}}, "set maxUnavailable instead"),
     ({"networkPolicy": {"enabled": True}, "hostNetwork": True}, "a NetworkPolicy does not hold for pods on the host"),
     ({"dashboards": {"enabled": True, "sidecar": {"enabled": False}}}, "nobody would read the ConfigMaps"),
     (
@@ -144,6 +146,13 @@ def _resolved(schema: dict[str, Any]) -> dict[str, Any]:
             found = found[step]
         schema = found
     return schema
+
+
+@pytest.mark.parametrize("surge", [0, "0", "0%"])
+def test_no_surge_is_what_kubernetes_does_by_default(surge: int | str) -> None:
+    assert texts(IMAGE | {"updateStrategy": {"rollingUpdate": {"maxSurge": surge}}})
+    deleting = {"updateStrategy": {"type": "OnDelete", "rollingUpdate": {"maxSurge": 1}}}
+    assert "maxSurge" not in texts(IMAGE | deleting)["daemonset.yaml"], "and OnDelete does not surge"
 
 
 def test_the_schema_and_the_values_know_the_same_keys() -> None:

@@ -6,6 +6,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any, get_args
 
+import httpx
 import msgspec
 import pytest
 import yaml
@@ -63,6 +64,20 @@ def test_a_node_address_is_put_into_addresses(tmp_path: Path) -> None:
     names = [one["name"] for one in container(environment("dcgm-exporter"))["env"]]
     url = names.index("GPU_EFFICIENCY_DCGM_EXPORTER_URL")
     assert names.index("NODE_IP") < url, "Kubernetes expands what came before"
+
+
+def test_the_address_of_a_node_with_ipv6_alone_is_in_brackets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the comments show it: without them, neither of the two shows where the address ends."""
+    monkeypatch.setitem(PLACES, "NODE_IP", "fd00::7")
+    page, engine = "http://[$(NODE_IP)]:9400/metrics", "[$(NODE_IP)]:5555"
+    comments = (CHART / "values.yaml").read_text()
+    assert page in comments
+    assert engine in comments
+    found = manifests(IMAGE | {"source": "dcgm-exporter", "dcgmExporterUrl": page, "dcgm": {"address": engine}})
+    config = started(found, tmp_path)
+    url = httpx.URL(config.dcgm_exporter.url)
+    assert (url.host, url.port, url.path) == ("fd00::7", 9400, "/metrics")
+    assert config.dcgm.address == "[fd00::7]:5555", "which tests/sources/test_dcgm_examined.py connects to"
 
 
 def test_the_file_means_what_the_values_say(tmp_path: Path) -> None:
@@ -216,7 +231,7 @@ def test_what_the_operator_adds_is_there() -> None:
     assert template["spec"]["terminationGracePeriodSeconds"] == 20
     assert "nodeAffinity" in template["spec"]["affinity"]
     assert container(found)["livenessProbe"]["failureThreshold"] == 5
-    assert the(found, "DaemonSet")["spec"]["updateStrategy"]["rollingUpdate"] == {"maxUnavailable": 0, "maxSurge": 1}
+    assert the(found, "DaemonSet")["spec"]["updateStrategy"]["rollingUpdate"] == {"maxUnavailable": 2, "maxSurge": 0}
     assert the(environment("bare"), "DaemonSet")["spec"]["updateStrategy"] == {"type": "OnDelete"}
     assert all(m["metadata"]["labels"]["team"] == "infra" for m in found)
     assert the(found, "ServiceAccount", "e")["metadata"]["annotations"] == {"example.com/role": "reader"}

@@ -15,6 +15,10 @@
 {{- if and (eq .Values.receipts.kubernetes "annotation") .Values.receipts.admissionPolicy (semverCompare "<1.30-0" .Capabilities.KubeVersion.Version) -}}
 {{- fail "receipts.kubernetes: annotation would let the exporter change everything of every pod, and before Kubernetes 1.30 there is no ValidatingAdmissionPolicy to forbid it: take event, or guard pods/patch by a webhook of your own and set receipts.admissionPolicy: false" -}}
 {{- end -}}
+{{- $surge := dig "rollingUpdate" "maxSurge" 0 .Values.updateStrategy | toString | trimSuffix "%" -}}
+{{- if and (eq .Values.updateStrategy.type "RollingUpdate") (ne $surge "0") -}}
+{{- fail "updateStrategy.rollingUpdate.maxSurge runs two exporters on a node during an upgrade: the new one cannot open the store that the old one has, so its counters start from zero; set maxUnavailable instead" -}}
+{{- end -}}
 {{- if and .Values.networkPolicy.enabled .Values.hostNetwork -}}
 {{- fail "networkPolicy.enabled with hostNetwork: a NetworkPolicy does not hold for pods on the host's network; leave one of them out, and guard the port by the nodes' firewall or by web.config" -}}
 {{- end -}}
@@ -26,10 +30,10 @@
 {{- define "gpu-efficiency.checks.source" -}}
 {{- $v := .Values -}}
 {{- if and (eq $v.source "dcgm") (not $v.dcgm.address) -}}
-{{- fail "source: dcgm needs dcgm.address: nvidia-dcgm.gpu-operator.svc:5555 for the GPU Operator's host engine (ClusterPolicy dcgm.enabled: true), $(NODE_IP):5555 for one on the host's network, or embedded" -}}
+{{- fail "source: dcgm needs dcgm.address: nvidia-dcgm.gpu-operator.svc:5555 for the GPU Operator's host engine (ClusterPolicy dcgm.enabled: true), $(NODE_IP):5555 for one on the host's network (IPv6: [$(NODE_IP)]:5555), or embedded" -}}
 {{- end -}}
 {{- if and (eq $v.source "dcgm-exporter") (not $v.dcgmExporterUrl) -}}
-{{- fail "source: dcgm-exporter needs dcgmExporterUrl, the same node's: http://$(NODE_IP):9400/metrics, or the name of a Service with internalTrafficPolicy: Local" -}}
+{{- fail "source: dcgm-exporter needs dcgmExporterUrl, the same node's: http://$(NODE_IP):9400/metrics (IPv6: http://[$(NODE_IP)]:9400/metrics), or the name of a Service with internalTrafficPolicy: Local" -}}
 {{- end -}}
 {{- if and $v.dcgm.sysAdmin (or (ne $v.dcgm.address "embedded") (has $v.source (list "nvml" "dcgm-exporter"))) -}}
 {{- fail "dcgm.sysAdmin is for an embedded engine only (source: dcgm, dcgm.address: embedded): a host engine, dcgm-exporter and GPM have that right themselves or need none" -}}

@@ -195,13 +195,26 @@ readinessProbe:
 {{- if and .Values.history.prepare (eq (include "gpu-efficiency.history" .) "hostPath") (ne (include "gpu-efficiency.uid" .) "0") -}}true{{- end -}}
 {{- end -}}
 
-{{- /* Root, with one right and one folder, for the moment in which that folder is given away. */ -}}
+{{- /*
+Root, with one right and one folder, for the moment in which that folder is given away, with the files of a pod that was
+another user's. Without the right to read other users' folders, it takes the folder first.
+*/ -}}
 {{- define "gpu-efficiency.history.container" -}}
 {{- $uid := include "gpu-efficiency.uid" . -}}
 - name: prepare
   image: {{ include "gpu-efficiency.image" . | quote }}
   imagePullPolicy: {{ .Values.image.pullPolicy }}
-  command: [python, -I, -c, "import os; os.chown('/var/lib/gpu-efficiency', {{ $uid }}, {{ $uid }})"]
+  command:
+    - python
+    - -I
+    - -c
+    - |
+      import os
+      store = "/var/lib/gpu-efficiency"
+      os.chown(store, 0, 0)
+      for name in os.listdir(store):
+          os.lchown(os.path.join(store, name), {{ $uid }}, {{ $uid }})
+      os.chown(store, {{ $uid }}, {{ $uid }})
   resources:
     requests:
       cpu: 10m
