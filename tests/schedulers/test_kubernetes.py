@@ -380,6 +380,40 @@ def test_what_a_gpu_is_follows_the_source(alone: Node) -> None:
 # With the API server.
 
 
+RESERVATIONS = "kai-resource-reservation"
+
+
+def in_group(thing: dict[str, Any], *groups: str) -> dict[str, Any]:
+    """Label the pod as KAI Scheduler does: by one group, or by several."""
+    several = {f"runai-gpu-group/{group}": group for group in groups}
+    thing["metadata"]["labels"] = {"runai-gpu-group": groups[0]} if len(groups) == 1 else several
+    return thing
+
+
+def test_a_gpu_that_kai_reserves_for_fractions_is_held_by_the_pods_that_share_it(here: Node) -> None:
+    for index in (0, 1):
+        here.api.has(in_group(pod_object(f"gpu-reservation-{index}", namespace=RESERVATIONS), f"group-{index}"))
+        here.kubelet.gives(f"gpu-reservation-{index}", gpu_uuid(index), namespace=RESERVATIONS)
+    here.held(*((n, f"{RESERVATIONS}/pod/gpu-reservation-{n}") for n in (0, 1)))
+    train, serve = pod_object("train-0", ownerReferences=kept_by("Job", "train")), pod_object("serve", namespace="web")
+    here.api.has(in_group(train, "group-0"), in_group(serve, "group-0", "group-1"))
+    here.api.has(pod_object("cpu"), in_group(pod_object("over", phase="Failed"), "group-0"))
+    here.held((0, "ml/job/train"), (0, "web/pod/serve"), (1, "web/pod/serve"))
+    assert here.until(lambda state: state.allocations, "again").faults == ()
+    process(here, 77, f"0::/kubepods/pod{train['metadata']['uid']}/c")
+    assert here.scheduler is not None
+    assert here.scheduler.members([77])[77].job_id == "ml/job/train", "their work divides what they share"
+    here.api.deletes(train)
+    here.held((0, "web/pod/serve"), (1, "web/pod/serve"))
+
+
+def test_a_label_of_a_group_alone_gives_nobody_a_gpu(here: Node) -> None:
+    """Only what KAI reserves, in its own namespace, is handed on to pods that say they are of the group."""
+    here.api.has(in_group(pod_object("mine"), "group-0"), in_group(pod_object("other"), "group-0"))
+    here.kubelet.gives("mine", gpu_uuid(0))
+    here.held((0, "ml/pod/mine"))
+
+
 def test_a_pod_is_its_job_with_its_labels_class_and_restarts(here: Node) -> None:
     thing = pod_object("train-llama-0-xyz", ownerReferences=kept_by("Job", "train-llama"))
     thing["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "research"}
@@ -605,7 +639,8 @@ def test_without_slices_a_name_counts_where_it_can_mean_one_gpu_only(alone: Node
         dra("gpu-0"), dra(f"gpu-{gpu_uuid(2)[4:]}"), pod("o", container(claims=[claim("nvidia.com/gpu=gpu-1")]))
     )
     state = alone.until(lambda state: state.faults, "gpu-0 may be several")
-    assert {uuid for uuid, _ in holds(state)} == {gpu_uuid(2)}
+    assert {uuid for uuid, job in holds(state) if job != UNKNOWN_JOB} == {gpu_uuid(2)}
+    assert {uuid for uuid, _ in holds(state)} == {device.uuid for device in GPUS}
     assert "let the daemon list resourceslices" in state.faults[0].message
     for index in (0, 1):
         folder = alone.proc / f"driver/nvidia/gpus/0000:0{index}:00.0"

@@ -320,6 +320,20 @@ _MOST_GPUS = 100_000
 """Most GPUs of a job; a larger number is an error."""
 
 
+_KAI_GROUP, _KAI_NAMESPACES = "runai-gpu-group", ("kai-resource-reservation", "runai-reservation")
+
+
+def gpu_groups(pod: Pod) -> frozenset[str]:
+    """Return the groups in which the pod shares GPUs, by KAI Scheduler's labels; each group has one GPU."""
+    labels = pod.metadata.labels or {}
+    return frozenset(value for key, value in labels.items() if key.partition("/")[0] == _KAI_GROUP)
+
+
+def reserves_gpu(pod: Pod) -> bool:
+    """Whether KAI Scheduler made the pod to hold the GPU that the other pods of its group share."""
+    return pod.metadata.namespace in _KAI_NAMESPACES and bool(gpu_groups(pod))
+
+
 def pod_owner(namespace: str, name: str) -> Owner:
     """Return a pod as the owner of GPUs, where nothing but its name is known."""
     return Owner(f"{namespace}/pod/{name}", "kubernetes", namespace=namespace, pod=name, name=name, kind="pod")

@@ -39,8 +39,10 @@ from exporter.schedulers.kubernetes.objects import (
     KubernetesNode,
     Pod,
     ResourceSlice,
+    gpu_groups,
     node_condition,
     owner_of,
+    reserves_gpu,
     restarts_of,
     size_of,
 )
@@ -122,8 +124,12 @@ class PodTable:
         """Return the pods that hold GPUs now."""
         self._ended &= {pod.metadata.uid for pod in api_pods.values()}
         self._known |= {name: pod for name, pod in api_pods.items() if pod.metadata.uid not in self._ended}
-        found = ((each, self._known.get(each.key)) for each in self._listed)
-        return tuple(self._gpu_pod(each, pod) for each, pod in found if pod is None or not pod.terminal)
+        return tuple(
+            self._gpu_pod(name, pod, each)
+            for each in self._listed
+            for name, pod in self._users_of(each)
+            if pod is None or not pod.terminal
+        )
 
     def jobs(self) -> dict[str, str]:
         """Return job ids by uid of the pods that hold GPUs."""
@@ -133,12 +139,21 @@ class PodTable:
     def _gpu_devices(self, devices: Iterable[ContainerDevices]) -> tuple[ContainerDevices, ...]:
         return tuple(d for d in devices if any(fnmatchcase(d.resource, name) for name in self._resources))
 
-    def _gpu_pod(self, held: PodResources, pod: Pod | None) -> GpuPod:
+    def _users_of(self, held: PodResources) -> list[tuple[PodName, Pod | None]]:
+        """Return the pod itself; the pods that share its GPU, if there are any and it only reserves it for them."""
+        pod = self._known.get(held.key)
+        if pod is None or not reserves_gpu(pod):
+            return [(held.key, pod)]
+        groups = gpu_groups(pod)
+        others = ((name, other) for name, other in self._known.items() if not (other.terminal or reserves_gpu(other)))
+        return [(name, other) for name, other in others if gpu_groups(other) & groups] or [(held.key, pod)]
+
+    def _gpu_pod(self, name: PodName, pod: Pod | None, held: PodResources) -> GpuPod:
         pods, world_size = size_of(pod)
         begun = pod.status.start_time if pod is not None else None
         return GpuPod(
-            owner=self._owner(held.key, pod),
-            device_ids=tuple(name for devices in held.devices for name in devices.ids),
+            owner=self._owner(name, pod),
+            device_ids=tuple(device for devices in held.devices for device in devices.ids),
             claims=held.claims,
             started=round(begun.timestamp()) * SECOND if begun is not None else None,
             restarts=restarts_of(pod),
