@@ -97,7 +97,7 @@ def _readable(context: CheckContext, check: str, folder: Path, what: str, do: st
 def _gpu_list(context: CheckContext, node: str) -> Finding:
     """Have slurmd list the GPUs: without that, which GPU an index names is unknown."""
     try:
-        slots = parse_slots(list_gpus(_commands(context), node))
+        slots = parse_slots(list_gpus(_commands(context), node, proc=Path(context.config.host.proc)))
     except (SlurmUnavailableError, ValueError) as err:
         message, do = split_advice(str(err), _LIST_ADVICE)
         return failed(JOBS, "slurm gpus", message, do, needed=context.config.scheduler == "slurm")

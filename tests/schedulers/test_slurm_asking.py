@@ -18,7 +18,7 @@ from exporter.schedulers.slurm.local_node import GpuMap, parse_slots
 from exporter.schedulers.slurm.parsing import SlurmJob
 from exporter.schedulers.slurm.restd import RestClient
 from exporter.schedulers.slurm.slurmd import list_gpus
-from tests.schedulers.slurm_rig import NODE, RECORDED, Answers, Here, job, recorded
+from tests.schedulers.slurm_rig import NODE, RECORDED, Answers, Here, Proc, job, recorded
 from tests.waiting import wait_for
 
 
@@ -204,6 +204,41 @@ def test_without_a_place_for_a_copy_slurmd_has_the_site_s_configuration(
     for given, said in ((conf, conf), ("", "")):
         commands = Commands(bin_dir=str(script.folder), conf=given, timeout=20.0)
         assert list_gpus(commands, "n1") == f"Gres Name=gpu {said}\n"
+    assert script.asked == ["slurmd -N n1 -G"] * 2
+
+
+@pytest.mark.parametrize(
+    ("words", "options"),
+    [
+        ("slurmd -DZ --conf", "-Z --conf Gres=gpu:2"),
+        ("slurmd -Z -N n1 --conf=", "-Z --conf Gres=gpu:2"),
+        ("slurmd -D -N n2 -Z --conf", ""),
+        ("slurmd -D --conf", ""),
+        ("bash -Z --conf", ""),
+    ],
+)
+def test_a_dynamic_node_is_listed_with_the_options_of_its_slurmd(
+    script: Script, tmp_path: Path, words: str, options: str
+) -> None:
+    """slurm.conf does not have it."""
+    proc = Proc(tmp_path / "proc")
+    proc.add(70, parent=1, comm=words.split()[0])
+    sep = "" if words.endswith("=") else "\0"
+    (proc.root / "70/cmdline").write_text("\0".join(words.split()) + f"{sep}Gres=gpu:2\0")
+    script.write("slurmd", 'case "$*" in *-Z*) echo "Gres Name=gpu" >&2;; *) exit 1;; esac')
+    said = list_gpus(Commands(bin_dir=str(script.folder), timeout=20.0), "n1", proc=proc.root)
+    assert ("Gres" in said) == bool(options)
+    tried = ["slurmd -N n1 -G"] * 2
+    assert script.asked == [*tried, *([f"slurmd -N n1 {options} -G"] if options else [])]
+
+
+def test_a_users_slurmd_says_nothing_of_this_nodes_gpus(script: Script, tmp_path: Path) -> None:
+    proc = Proc(tmp_path / "proc")
+    proc.add(70, parent=1, comm="slurmd")
+    (proc.root / "70/status").write_text("Name:\tslurmd\nUid:\t4321\t4321\t4321\t4321\n")
+    (proc.root / "70/cmdline").write_text("slurmd\0-Z\0--conf\0Gres=gpu:2\0")
+    script.write("slurmd", "exit 1")
+    assert list_gpus(Commands(bin_dir=str(script.folder), timeout=20.0), "n1", proc=proc.root) == ""
     assert script.asked == ["slurmd -N n1 -G"] * 2
 
 

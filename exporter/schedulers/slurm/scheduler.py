@@ -222,7 +222,7 @@ def open_slurm(config: Any) -> SlurmScheduler:
         )
     proc = Path(config.host.proc)
     commands = Commands(bin_dir=slurm.bin_dir, conf=conf.path if conf else "", timeout=slurm.timeout_seconds)
-    local = LocalNode(node, slots=lambda: list_gpus(commands, node), proc=proc, cgroup=config.host.cgroup)
+    local = LocalNode(node, slots=lambda: list_gpus(commands, node, proc=proc), proc=proc, cgroup=config.host.cgroup)
     controller = ControllerQueries(_client(slurm, commands), local, node=node, clock=time.monotonic_ns)
     return SlurmScheduler(
         node,
