@@ -174,11 +174,11 @@ esac
 """
 
 
-@pytest.mark.parametrize(("plugin", "runs"), [("disabled", 1), ("cgroup/v1", 2)])
+@pytest.mark.parametrize(("plugin", "runs"), [("disabled", 1), ("cgroup/v1", 2), ("cgroup/v2", 3)])
 def test_slurmd_lists_gpus_by_the_site_s_files_without_its_control_groups(
     script: Script, tmp_path: Path, plugin: str, runs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """22.05 does not know `disabled`."""
+    """22.05 does not know `disabled`; the last is the site's own."""
     etc, places = tmp_path / "etc", tmp_path / "places"
     (etc / "more").mkdir(parents=True)
     places.mkdir()
@@ -228,8 +228,7 @@ def test_a_dynamic_node_is_listed_with_the_options_of_its_slurmd(
     script.write("slurmd", 'case "$*" in *-Z*) echo "Gres Name=gpu" >&2;; *) exit 1;; esac')
     said = list_gpus(Commands(bin_dir=str(script.folder), timeout=20.0), "n1", proc=proc.root)
     assert ("Gres" in said) == bool(options)
-    tried = ["slurmd -N n1 -G"] * 2
-    assert script.asked == [*tried, *([f"slurmd -N n1 {options} -G"] if options else [])]
+    assert script.asked == ["slurmd -N n1 -G", *([f"slurmd -N n1 {options} -G"] if options else [])]
 
 
 def test_a_users_slurmd_says_nothing_of_this_nodes_gpus(script: Script, tmp_path: Path) -> None:
@@ -239,7 +238,7 @@ def test_a_users_slurmd_says_nothing_of_this_nodes_gpus(script: Script, tmp_path
     (proc.root / "70/cmdline").write_text("slurmd\0-Z\0--conf\0Gres=gpu:2\0")
     script.write("slurmd", "exit 1")
     assert list_gpus(Commands(bin_dir=str(script.folder), timeout=20.0), "n1", proc=proc.root) == ""
-    assert script.asked == ["slurmd -N n1 -G"] * 2
+    assert script.asked == ["slurmd -N n1 -G"]
 
 
 def test_slurmd_may_take_longer_than_a_question_to_the_controller(script: Script) -> None:

@@ -19,7 +19,10 @@ SECONDS = 30.0
 """Timeout of one command: AutoDetect in gres.conf first initializes the driver's library."""
 _LISTED = "Gres Name="
 _CGROUP_PLUGINS = ("disabled", "cgroup/v1")
-"""CgroupPlugin in cgroup.conf(5). 22.05 does not know the first; the second does nothing where v1 is not mounted."""
+"""CgroupPlugin in cgroup.conf(5). 22.05 does not know the first; the second does nothing where v1 is not mounted.
+
+A version that knows neither has the site's own cgroup.conf.
+"""
 _CGROUP_CONF = "cgroup.conf"
 _DYNAMIC = re.compile(r"-[A-Za-z]*Z[A-Za-z]*")
 """The option -Z (slurmd(8)), perhaps with other letters."""
@@ -59,9 +62,9 @@ def _value(words: list[str], option: str) -> str:
 
 
 def _listed(commands: Commands, arguments: tuple[str, ...]) -> str:
-    """Return what slurmd prints with the first cgroup.conf that lets it list anything, or else with all."""
+    """Return what slurmd prints with the first cgroup.conf that lets it list anything, the site's last, or with all."""
     printed = ""
-    for plugin in _CGROUP_PLUGINS:
+    for plugin in (*_CGROUP_PLUGINS, "") if commands.conf else ("",):
         printed += _printed(commands, arguments, plugin)
         if _LISTED in printed:
             break
@@ -69,12 +72,15 @@ def _listed(commands: Commands, arguments: tuple[str, ...]) -> str:
 
 
 def _printed(commands: Commands, arguments: tuple[str, ...], plugin: str) -> str:
+    """Return what slurmd prints with another CgroupPlugin, or as it is if `plugin` is empty or no copy can be made."""
+    if not plugin:
+        return commands.run("slurmd", *arguments, timeout=SECONDS).stderr
     try:
         with TemporaryDirectory(prefix="gpu-efficiency-", ignore_cleanup_errors=True) as folder:
-            conf = _copy(Path(commands.conf), Path(folder), plugin) if commands.conf else ""
+            conf = _copy(Path(commands.conf), Path(folder), plugin)
             return commands.run("slurmd", *arguments, conf=conf, timeout=SECONDS).stderr
-    except OSError:  # no place for a copy: as it is
-        return commands.run("slurmd", *arguments, timeout=SECONDS).stderr
+    except OSError:
+        return _printed(commands, arguments, "")
 
 
 def _copy(conf: Path, folder: Path, plugin: str) -> str:
