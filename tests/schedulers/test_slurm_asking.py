@@ -222,7 +222,7 @@ def test_a_dynamic_node_is_listed_with_the_options_of_its_slurmd(
 ) -> None:
     """slurm.conf does not have it."""
     proc = Proc(tmp_path / "proc")
-    proc.add(70, parent=1, comm=words.split()[0])
+    proc.add(70, parent=1, comm=words.split(maxsplit=1)[0])
     sep = "" if words.endswith("=") else "\0"
     (proc.root / "70/cmdline").write_text("\0".join(words.split()) + f"{sep}Gres=gpu:2\0")
     script.write("slurmd", 'case "$*" in *-Z*) echo "Gres Name=gpu" >&2;; *) exit 1;; esac')
