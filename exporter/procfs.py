@@ -1,4 +1,4 @@
-"""Reads small files of /proc/PID (proc(5)): a process's name, parent, start, CPU time, state, pid and environment.
+"""Reads small files of /proc/PID (proc(5)): a process's name, parent, start, pid and environment.
 
 `folder` is /proc/PID, possibly below another root. A process may end at any moment; then the functions return an empty
 value instead of raising. The command name may contain spaces and brackets, so fields are counted from its last bracket.
@@ -31,18 +31,6 @@ def parent_pid(folder: Path) -> int:
 def start_ticks(folder: Path) -> int | None:
     """Field 22, the start of the process in clock ticks since boot; None if unknown."""
     return _number(folder, 22)
-
-
-def state_letter(folder: Path) -> str:
-    """Field 3, the state of the process or thread: R, S, D (waits for a disk), T, Z, ...; empty if unknown."""
-    fields = _stat(folder)[1]
-    return fields[0].decode(errors="replace") if fields else ""
-
-
-def cpu_ticks(folder: Path) -> int | None:
-    """Fields 14 and 15, CPU time of all its threads in user and kernel mode, clock ticks; None if unknown."""
-    user, system = _number(folder, 14), _number(folder, 15)
-    return None if user is None or system is None else user + system
 
 
 def innermost_pid(folder: Path) -> int:

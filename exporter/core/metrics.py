@@ -564,8 +564,9 @@ METRICS: tuple[Metric, ...] = (
     _job.by("job_hang_culprit",
         ("rank", "host", "pid", "gpu", "collective", "sequence", "stack", "source"), _hang_culprit,
         "While GPUs of a job spin: the rank that the others wait for, by NCCL RAS or PyTorch's Flight Recorder, with "
-        "its host, pid and GPU, the collective in which the others wait, and the top of the rank's stack. 1: the rank "
-        "is missing or does nothing, which proves a hang; 0: it may still be working.", scope="job in trouble"),
+        "its host, pid and GPU, the collective in which the others wait, and the top of the rank's stack. 1: a rank "
+        "is missing, or ranks are in different collectives: the hang is proven; 0: it may be at work.",
+        scope="job in trouble"),
     _job("job_last_work_timestamp_seconds", lambda j: _timestamp(j.worked_at),
         "Unix time at which any GPU of the job on this node last did effective work, or was allocated."),
     _job("job_no_process_gpus", lambda j: j.without_process or None,

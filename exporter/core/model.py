@@ -443,7 +443,7 @@ class HangFinding(Struct, frozen=True, omit_defaults=True):
     moving: bool
     """Collectives were completed between two questions: the job does not hang."""
     stuck: bool = False
-    """No count moved, and the rank that the others wait for is missing or does nothing: the job hangs."""
+    """What the ranks wait for can never come: one is missing, or they are in different collectives."""
     rank: str = ""
     """The rank that the others wait for, in digits; empty: unknown."""
     host: str = ""

@@ -4,22 +4,28 @@ Counts are collectives that a rank has launched, by communicator and function; r
 same ones in the same order. So while nothing moves, ranks with the highest count of a function wait in it for those
 with a lower one. Whoever waits in one communicator may be waited for in another (a tensor-parallel group whose data-
 parallel peers wait): the culprit is a rank that is waited for and waits nowhere itself.
+
+That a rank is waited for does not say that it hangs: it may wait for something that no counter shows, such as a reply
+over HTTP or a child process. A hang is proven where what is waited for can never come: the rank is missing, or ranks
+of one communicator have launched different functions.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from itertools import pairwise
 from typing import NamedTuple
 
 from msgspec import Struct
 
 from exporter.nccl.ras import Communicator, MissingRank, Process, RasAnswer, RasRank
 
+_ORDERED = ("Broadcast", "Reduce", "AllGather", "ReduceScatter", "AllReduce")
+"""NCCL's functions that all ranks of a communicator launch in one order; point-to-point transfers have none."""
+
 
 class Culprit(Struct, frozen=True):
     """The rank that the others wait for."""
 
     process: Process
-    missing: bool
-    """RAS cannot reach it, or considers it dead."""
     rank: str = ""
     """Its rank in the communicator of all processes, in digits; empty if there is none."""
     nvml_device: int = -1
@@ -37,6 +43,8 @@ class Comparison(Struct, frozen=True):
     moving: bool = False
     culprit: Culprit | None = None
     """None although nothing moves: no count differs and no rank is missing, so who waits for whom is unknown."""
+    proven: bool = False
+    """What the ranks wait for can never come."""
 
 
 class _Wait(NamedTuple):
@@ -62,7 +70,9 @@ def compare(
         return Comparison(related=False)
     if _created(after, before) or any(_moved(old, new) for old, new in known):
         return Comparison(related=True, moving=True)
-    return Comparison(related=True, culprit=_lost_rank(known, after) or _lagging_rank(after, spinning))
+    lost = _lost_rank(known, after)
+    proven = lost is not None or any(_have_diverged(each) for each in after)
+    return Comparison(related=True, culprit=lost or _lagging_rank(after, spinning), proven=proven)
 
 
 def connected(answer: RasAnswer, processes: Collection[Process]) -> list[Communicator]:
@@ -110,7 +120,17 @@ def _lost_rank(known: Iterable[tuple[Communicator, Communicator]], communicators
         return None
     communicator, rank = min(lost, key=lambda found: (-found[0].size, found[1].rank))
     waited = _last_collective(communicator)
-    return _culprit(rank, communicators, missing=True, collective=waited[0], sequence=waited[1])
+    return _culprit(rank, communicators, collective=waited[0], sequence=waited[1])
+
+
+def _have_diverged(communicator: Communicator) -> bool:
+    """Whether one rank is ahead of another in one function and behind it in another one.
+
+    Each has then launched a function of which the other has launched a different one in its place.
+    """
+    launched = {tuple(rank.collective_counts.get(name, 0) for name in _ORDERED) for rank in communicator.ranks}
+    steps = pairwise(sorted(launched, key=sum))
+    return any(fewer > more for before, after in steps for fewer, more in zip(before, after, strict=True))
 
 
 def _last_collective(communicator: Communicator) -> tuple[str, int | None]:
@@ -148,20 +168,14 @@ def _lagging_rank(communicators: list[Communicator], spinning: Collection[Proces
         return None
     wait, rank = min(candidates, key=innocence)
     own = rank.collective_counts.get(wait.collective, 0)
-    return _culprit(rank, communicators, missing=False, collective=wait.collective, sequence=own + 1)
+    return _culprit(rank, communicators, collective=wait.collective, sequence=own + 1)
 
 
 def _culprit(
-    rank: RasRank | MissingRank,
-    communicators: list[Communicator],
-    *,
-    missing: bool,
-    collective: str,
-    sequence: int | None,
+    rank: RasRank | MissingRank, communicators: list[Communicator], *, collective: str, sequence: int | None
 ) -> Culprit:
     return Culprit(
         rank.process,
-        missing,
         rank=_global_rank(rank.process, communicators),
         nvml_device=rank.nvml_dev,
         collective=collective,

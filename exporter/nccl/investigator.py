@@ -1,9 +1,10 @@
 """Asks a job that may hang who waits for whom: NCCL's RAS for the whole job, PyTorch's Flight Recorder for this node.
 
 One thread, which no sample waits for. A job is asked once its GPUs have spun for a while, again some seconds later, and
-then ever more seldom while they do. What moves acquits the job. Where nothing moves, a rank that cannot be reached
-proves a hang at once; one that is merely behind may be saving or evaluating, so it proves a hang only if its process
-has done nothing for a while, which only its own node can see.
+then ever more seldom while they do. What moves acquits the job. Where nothing moves, a rank that cannot be reached, or
+ranks in different collectives, prove a hang at once. A rank that is merely behind is named and proves nothing: it may
+save, evaluate, or wait for a reply from elsewhere, which no figure of its process distinguishes from a hang.
+
 One question gathers the whole job, so the node of rank 0 asks first; the others follow much later, to acquit or confirm
 their own GPUs, and in case that node has died.
 """
@@ -32,15 +33,7 @@ from exporter.nccl.flight_recorder import (
     read_stack,
 )
 from exporter.nccl.namespace import open_socket
-from exporter.nccl.processes import (
-    Activity,
-    LocalProcess,
-    RasEndpoint,
-    is_idle,
-    ras_endpoints,
-    read_activity,
-    read_processes,
-)
+from exporter.nccl.processes import LocalProcess, RasEndpoint, ras_endpoints, read_processes
 from exporter.nccl.ras import Process, RasAnswer, ask
 from exporter.sockets import connection_inode, socket_inodes
 from exporter.worker import Worker
@@ -49,8 +42,6 @@ from exporter.workloads import ProcessLookup, WorkloadListener, WorkloadProcess,
 TICK_SECONDS = 0.5
 GAPS = (7, 30, 30, 60, 120, 300)
 """Seconds from one question to the next; the last repeats."""
-IDLE_SECONDS = 30
-"""E: how long a rank that is behind must do nothing before the job counts as hung."""
 OTHERS_DELAY = 60
 OTHERS_SPREAD = 60
 """Seconds by which nodes without rank 0 ask later, and by how much more at most."""
@@ -113,26 +104,11 @@ class _Investigation(Struct, eq=False):
     asked: int = 0
     answer: RasAnswer | None = None
     traces: list[RankTrace] = []
-    read_at: int = 0
-    activity: dict[int, Activity] = {}
-    """By pid, at `read_at`."""
-    idle_since: dict[int, int] = {}
-    """By pid, since when a process has done nothing."""
 
     def next_gap(self) -> int:
         """Nanoseconds to the next question."""
         self.asked += 1
         return GAPS[min(self.asked, len(GAPS)) - 1] * SECOND
-
-    def update_activity(self, activity: dict[int, Activity], now: int, *, spinning: frozenset[int]) -> None:
-        """Compare what processes have done with the last time."""
-        seconds, before = (now - self.read_at) / SECOND, self.activity
-        self.idle_since = {
-            pid: self.idle_since.get(pid, self.read_at)
-            for pid, after in activity.items()
-            if pid in before and is_idle(before[pid], after, seconds=seconds, spins=pid in spinning)
-        }
-        self.activity, self.read_at = activity, now
 
 
 class HangInvestigator:
@@ -204,8 +180,6 @@ class HangInvestigator:
         """Ask RAS and the Flight Recorders once; return a finding if there is an earlier answer to compare with."""
         processes = read_processes(members, self._proc)
         spinning = frozenset(process.pid for process in processes if job.spinning & set(process.uuids))
-        activity = {process.pid: read_activity(process.pid, self._proc) for process in processes}
-        known.update_activity(activity, self._clock.now(), spinning=spinning)
         ras = self._compare_answers(processes, known, spinning)
         recorded = self._compare_recorders(processes, known)
         found, source = _stronger(ras, recorded)
@@ -301,13 +275,12 @@ class HangInvestigator:
             self._count("hang_moving" if found.moving else "hang_unknown")
             return HangFinding(job.job_id, now, moving=found.moving, source=source)
         local = job.process_of(culprit, source)
-        stuck = culprit.missing or (local is not None and job.idle_for(local.pid, now) >= IDLE_SECONDS * SECOND)
-        self._count("hang_stuck" if stuck else "hang_waiting")
+        self._count("hang_stuck" if found.proven else "hang_waiting")
         return HangFinding(
             job.job_id,
             now,
             moving=False,
-            stuck=stuck,
+            stuck=found.proven,
             rank=(local.rank if local else "") or culprit.rank,
             host=job.suspected.node if local else printable(culprit.process[0]),
             pid=local.pid if local else max(0, culprit.process[1]),
@@ -341,10 +314,6 @@ class _Job(Struct, frozen=True):
         if source == "flight_recorder":  # its ranks are named by the host's pids
             return next((process for process in self.processes if process.pid == culprit.process[1]), None)
         return next((process for process in self.processes if process.is_process(culprit.process)), None)
-
-    def idle_for(self, pid: int, now: int) -> int:
-        """Nanoseconds for which the process has done nothing."""
-        return now - self.known.idle_since.get(pid, now)
 
     def gpu_of(self, process: LocalProcess | None) -> str:
         """The driver's index of the process's GPU; empty: several or none."""

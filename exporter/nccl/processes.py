@@ -1,10 +1,9 @@
-"""Reads from /proc what is needed to ask a job's own processes about its collectives, and whether they do anything.
+"""Reads from /proc what is needed to ask a job's own processes about its collectives.
 
 A server speaks for a job only if a process of that job has its socket open, which the kernel says. An unprivileged
 daemon may not look into processes of other users; then the socket must belong to the same user as the job's process.
 """
 
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from ipaddress import ip_address
 from itertools import islice
@@ -13,7 +12,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from exporter.nccl.ras import Process
-from exporter.procfs import cpu_ticks, environment, innermost_pid, read_bytes, state_letter, user_id
+from exporter.procfs import environment, innermost_pid, user_id
 from exporter.sockets import ListeningSocket, addresses, listeners, network_namespace, socket_inodes
 from exporter.workloads import WorkloadProcess
 
@@ -24,12 +23,6 @@ RECORDER_VARIABLES = (
 )  # fmt: skip
 MOST_PROCESSES = 256
 """Processes of one job on this node that are looked at."""
-_MOST_THREADS = 4096
-_BUSY_BYTES = 1 << 20
-"""E: a process that reads or writes this much between two questions saves, restores or loads."""
-_BUSY_CPU_SHARE = 0.5
-"""E: of one core; NCCL's and PyTorch's own threads take far less while a rank waits for something else."""
-_HERTZ = os.sysconf("SC_CLK_TCK")
 
 
 class LocalProcess(Struct, frozen=True):
@@ -132,51 +125,3 @@ def _own_sockets(process: LocalProcess, proc: Path) -> Iterator[tuple[str, Liste
 
 def _connectable(address: str) -> str:
     return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address, address)  # noqa: S104  bound by a workload
-
-
-class Activity(Struct, frozen=True):
-    """What a process has done so far; None: may not be read."""
-
-    ticks: int | None
-    """CPU time in clock ticks."""
-    bytes: int | None
-    """Bytes passed to read(2) and write(2) and their like, sockets included."""
-    waits_for_disk: bool
-    """One of its threads is in an uninterruptible wait."""
-
-
-def read_activity(pid: int, proc: Path) -> Activity:
-    """Read what a process has done so far."""
-    folder = proc / str(pid)
-    return Activity(cpu_ticks(folder), _transferred(folder), _waits_for_disk(folder))
-
-
-def _transferred(folder: Path) -> int | None:
-    """`rchar` and `wchar` of /proc/PID/io."""
-    try:
-        lines = read_bytes(folder / "io", 4096).decode(errors="replace").splitlines()
-        amounts = dict(line.split(": ", 1) for line in lines if ": " in line)
-        return int(amounts["rchar"]) + int(amounts["wchar"])
-    except (OSError, ValueError, KeyError):
-        return None
-
-
-def _waits_for_disk(folder: Path) -> bool:
-    try:
-        with os.scandir(folder / "task") as threads:
-            return any(state_letter(Path(thread.path)) == "D" for thread in islice(threads, _MOST_THREADS))
-    except OSError:
-        return False
-
-
-def is_idle(before: Activity, after: Activity, *, seconds: float, spins: bool) -> bool:
-    """Whether a process did nothing in between: no CPU time, no transfers, no wait for a disk.
-
-    `spins`: its GPU runs a kernel without progress, so that its CPU time may be a wait for that kernel. False if its
-    CPU time is unknown.
-    """
-    if before.ticks is None or after.ticks is None or before.waits_for_disk or after.waits_for_disk:
-        return False
-    if before.bytes is not None and after.bytes is not None and after.bytes - before.bytes >= _BUSY_BYTES:
-        return False
-    return spins or (after.ticks - before.ticks) / _HERTZ < _BUSY_CPU_SHARE * seconds

@@ -325,7 +325,7 @@ class CulpritOut(Struct, frozen=True, kw_only=True):
     text: str
     """All of the following, for display."""
     stuck: bool
-    """The rank is missing or does nothing, which proves a hang; false: it may still be working."""
+    """The rank is missing, or ranks are in different collectives, which proves a hang; false: it may be at work."""
     rank: str
     """Empty, as the other texts: unknown."""
     host: str

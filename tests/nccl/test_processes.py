@@ -1,9 +1,9 @@
-"""What /proc says of a job's processes: sockets, namespaces, variables, and whether they do anything."""
+"""What /proc says of a job's processes: sockets, namespaces and variables."""
 
 import os
 import socket
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,21 +12,13 @@ import pytest
 
 from exporter.nccl.connection import NoAnswerError
 from exporter.nccl.namespace import open_socket
-from exporter.nccl.processes import (
-    Activity,
-    LocalProcess,
-    is_idle,
-    ras_endpoints,
-    read_activity,
-    read_processes,
-)
-from exporter.procfs import cpu_ticks, environment, innermost_pid, state_letter, user_id
+from exporter.nccl.processes import LocalProcess, ras_endpoints, read_processes
+from exporter.procfs import command_name, environment, innermost_pid, parent_pid, user_id
 from exporter.sockets import connection_inode, socket_inodes
 from exporter.workloads import WorkloadProcess
 
 PROC = Path("/proc")
 ME = os.getpid()
-NOTHING_DONE = Activity(ticks=100, bytes=1000, waits_for_disk=False)
 
 
 def me(**changes: Any) -> LocalProcess:
@@ -68,61 +60,13 @@ def test_small_files_of_proc(tmp_path: Path) -> None:
         tmp_path, stat=f"7 (a b) c) D {fields}", status="Name:\tx\nUid:\t1000\t0\t0\t0\nNSpid:\t700\t12\t3\n",
         environ="A=1\0NCCL_RAS_ADDR=a=b:1\0B\0",
     )  # fmt: skip
-    assert (state_letter(folder), cpu_ticks(folder)) == ("D", 14 + 15)
+    assert (command_name(folder), parent_pid(folder)) == ("a b) c", 4)
     assert (innermost_pid(folder), user_id(folder)) == (3, 1000)
     assert environment(folder, ("NCCL_RAS_ADDR", "C")) == {"NCCL_RAS_ADDR": "a=b:1"}
     gone = tmp_path / "gone"
-    assert (state_letter(gone), cpu_ticks(gone), innermost_pid(gone), user_id(gone)) == ("", None, 0, -1)
+    assert (command_name(gone), parent_pid(gone), innermost_pid(gone), user_id(gone)) == ("", 0, 0, -1)
     (folder / "status").write_text("")
     assert (innermost_pid(folder), user_id(folder)) == (0, -1)
-
-
-# Whether a process does anything.
-
-
-@pytest.mark.parametrize(
-    ("after", "spins", "idle"),
-    [
-        ({}, False, True),
-        ({"ticks": 100 + 349}, False, True),
-        ({"ticks": 100 + 351}, False, False),
-        ({"ticks": 100 + 5000}, True, True),
-        ({"bytes": 1000 + (1 << 20) - 1}, False, True),
-        ({"bytes": 1000 + (1 << 20)}, False, False),
-        ({"bytes": 1000 + (1 << 20)}, True, False),
-        ({"bytes": None}, False, True),
-        ({"ticks": None}, False, False),
-        ({"waits_for_disk": True}, False, False),
-        ({"waits_for_disk": True}, True, False),
-    ],
-)
-def test_whether_a_process_did_anything_for_seven_seconds(after: Mapping[str, Any], spins: bool, idle: bool) -> None:
-    values = {"ticks": 100, "bytes": 1000, "waits_for_disk": False, **after}
-    assert is_idle(NOTHING_DONE, Activity(**values), seconds=7.0, spins=spins) is idle
-
-
-def test_a_wait_for_a_disk_at_the_beginning_counts_too() -> None:
-    waited = Activity(ticks=100, bytes=1000, waits_for_disk=True)
-    assert not is_idle(waited, NOTHING_DONE, seconds=7.0, spins=False)
-
-
-def test_activity_of_a_real_process_grows() -> None:
-    before = read_activity(ME, PROC)
-    Path("/dev/null").write_bytes(b"x" * 5_000_000)
-    after = read_activity(ME, PROC)
-    assert before.ticks is not None
-    assert before.bytes is not None
-    assert after.bytes is not None
-    assert after.bytes - before.bytes >= 5_000_000
-    assert not after.waits_for_disk
-    assert read_activity(1 << 30, PROC) == Activity(None, None, waits_for_disk=False)
-
-
-def test_a_thread_that_waits_for_a_disk_is_seen(tmp_path: Path) -> None:
-    for thread, letter in ((5, "S"), (6, "D")):
-        (tmp_path / "5" / "task" / f"{thread}").mkdir(parents=True)
-        (tmp_path / "5" / "task" / f"{thread}" / "stat").write_text(f"{thread} (x) {letter} 1")
-    assert read_activity(5, tmp_path).waits_for_disk
 
 
 # Endpoints.
