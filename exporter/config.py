@@ -404,10 +404,11 @@ class HangSettings(Struct, frozen=True, forbid_unknown_fields=True):
     ras_ports: tuple[Annotated[int, Meta(ge=1, le=65535)], ...] = (28028,)
     """Ports of RAS to try beside that of the job's NCCL_RAS_ADDR, if a process of the job listens on them."""
     flight_recorder: bool = True
-    """Also ask the control plane of PyTorch workers that were started with TORCH_WORKER_SERVER_SOCKET."""
+    """Also ask the control plane of PyTorch workers that were started with TORCH_WORKER_SERVER_SOCKET and run in
+    worker_main()."""
     flight_recorder_dump: bool = False
-    """Let PyTorch workers without it, but with TORCH_NCCL_DEBUG_INFO_PIPE_FILE, dump their Flight Recorder: each
-    question then overwrites the dump files of the job."""
+    """Let PyTorch workers without it, but with TORCH_NCCL_DEBUG_INFO_PIPE_FILE and TORCH_FR_DUMP_TEMP_FILE, dump their
+    Flight Recorder: each question then overwrites the dump files of the job."""
 
 
 class NcclSettings(Struct, frozen=True, forbid_unknown_fields=True):

@@ -31,7 +31,6 @@ from exporter.sockets import peer_credentials
 
 LIMIT_BYTES = 8 << 20
 HANDLERS = ("dump_nccl_trace_json?onlyactive=false", "fr_trace_json")
-_DEFAULT_DUMP = "/tmp/nccl_trace_rank_"  # nosec B108  # noqa: S108  PyTorch's own default
 _STATUS_LINE = re.compile(rb"HTTP/1\.[01] (\d{3})\b")
 _NOT_FOUND = 404
 _MAIN_FRAME = re.compile(r'File "([^"\n]{1,400})", line (\d{1,9}) in ([^\n]{1,200})')
@@ -67,7 +66,8 @@ class _Entry(Struct, frozen=True):
 
 
 class _GroupStatus(Struct, frozen=True):
-    last_enqueued_collective: Number = -1
+    """Its numbers are of collectives and of point-to-point transfers alike, so they show movement, and no order."""
+
     last_completed_collective: Number = -1
 
 
@@ -102,9 +102,9 @@ class RankTrace(Struct, frozen=True):
     process: LocalProcess
     collectives: tuple[RecordedCollective, ...]
     enqueued: dict[str, int]
-    """By process group, the number of the last collective that it has begun."""
+    """By process group, the number of the last collective that it has begun, if that is in the buffer."""
     completed: dict[str, int]
-    """By process group, the number of the last collective that has ended."""
+    """By process group, the number of the last collective or point-to-point transfer that has ended."""
 
 
 def to_trace(process: LocalProcess, value: object) -> RankTrace:
@@ -122,7 +122,6 @@ def to_trace(process: LocalProcess, value: object) -> RankTrace:
     for number, status in dump.pg_status.items():
         name = names.get(int(number), number) if number.isdecimal() and len(number) < 10 else number  # noqa: PLR2004
         if name in dump.pg_config or name in enqueued:
-            enqueued[name] = max(status.last_enqueued_collective, enqueued.get(name, 0))
             completed[name] = status.last_completed_collective
     return RankTrace(process, collectives, enqueued, completed)
 
@@ -210,7 +209,7 @@ def read_handlers(process: LocalProcess, proc: Path, *, seconds: float) -> RankT
     for handler in HANDLERS:
         status, body = _request(process, proc, handler, seconds=seconds)
         trace = None if status == _NOT_FOUND else _parse_json(process, body)
-        if trace is not None and trace.enqueued:  # without NCCL, NCCL's handler has nothing
+        if trace is not None and (trace.enqueued or trace.completed):  # without NCCL, NCCL's handler has nothing
             return trace
     raise NoAnswerError("recorder_empty", "the Flight Recorder is empty, or this PyTorch has no handler for it")
 
@@ -277,17 +276,18 @@ def _check_server(sock: socket.socket, process: LocalProcess) -> None:
 
 
 def dump_and_read(process: LocalProcess, proc: Path, *, seconds: float) -> RankTrace:
-    """Let the process dump its Flight Recorder to its own file, and read that. Raises NoAnswerError."""
+    """Let the process dump its Flight Recorder to its own file, and read that. Raises NoAnswerError.
+
+    Only to a file that the job has chosen: PyTorch's default is in /tmp or in its user's home, by its release.
+    """
     variables, rank = process.variables, process.variables.get("RANK") or process.rank
     pipe = variables.get("TORCH_NCCL_DEBUG_INFO_PIPE_FILE", "")
     target = variables.get("TORCH_FR_DUMP_TEMP_FILE") or variables.get("TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
-    if not pipe or not rank.isdecimal():
-        raise NoAnswerError("recorder_no_handler", "the process has no pipe that triggers a dump")
+    if not pipe or not target or not rank.isdecimal():
+        raise NoAnswerError("recorder_no_handler", "the process has no pipe that triggers a dump, or no file for it")
     since = time.time_ns()
     _trigger(f"{pipe}{rank}.pipe", process, proc)
-    data = open_written_after(
-        since, f"{target or _DEFAULT_DUMP}{rank}", process, proc, seconds=seconds, limit=LIMIT_BYTES
-    )
+    data = open_written_after(since, f"{target}{rank}", process, proc, seconds=seconds, limit=LIMIT_BYTES)
     try:
         return to_trace(process, read_pickle(data))
     except PickleRefusedError as err:

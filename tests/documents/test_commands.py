@@ -49,7 +49,7 @@ PLATFORMS: Mapping[str, frozenset[str]] = {
         "userdel",
     }),
     "a Slurm cluster": frozenset({"sacct", "scontrol", "sdiag", "sinfo", "squeue"}),
-    "an NVIDIA GPU": frozenset({"dcgmi", "nvidia-smi", "py-spy"}),
+    "an NVIDIA GPU": frozenset({"dcgmi", "nvidia-smi", "py-spy", "torchrun"}),
     "another host": frozenset({"ansible-playbook", "ssh"}),
 }  # fmt: skip
 """Programs that need more than a machine for tests, by what they need."""

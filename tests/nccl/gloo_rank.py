@@ -4,7 +4,6 @@ Argument: a folder. Environment: as torchrun sets it, TORCH_WORKER_SERVER_SOCKET
 "ready". Writes the Flight Recorder's dump to the folder: PyTorch itself writes it for NCCL alone.
 """
 
-import os
 import sys
 import time
 from importlib import import_module
@@ -39,5 +38,5 @@ def train(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    server = native._WorkerServer(os.environ["TORCH_WORKER_SERVER_SOCKET"])
-    train(Path(sys.argv[1]))
+    with import_module("torch.distributed.elastic.control_plane").worker_main():
+        train(Path(sys.argv[1]))

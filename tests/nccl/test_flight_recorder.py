@@ -118,6 +118,36 @@ def test_nccl_s_entries_are_read_as_gloo_s() -> None:
     assert (found.enqueued, found.completed) == ({"7": 9}, {"7": 8})
 
 
+def stage(rank: int, *, collectives: int, transfers: int) -> RankTrace:
+    """A stage of a pipeline, whose group has both; PyTorch's status has the number of whichever came last."""
+    entry = {"pg_id": 3, "process_group": ["7", "pp"], "state": "completed", "is_p2p": False}
+    reduced = [{**entry, "collective_seq_id": number} for number in range(1, collectives + 1)]
+    sent = [{**entry, "collective_seq_id": transfers, "is_p2p": True}] * transfers
+    status = {"3": {"last_enqueued_collective": transfers, "last_completed_collective": transfers - 1}}
+    dump = {"entries": reduced + sent, "pg_config": {"7": {}}, "pg_status": status}
+    return to_trace(process(rank, pid=100 + rank), dump)
+
+
+def test_transfers_between_stages_of_a_pipeline_make_no_culprit() -> None:
+    """Each stage sends and receives its own number of them, in a job that is well."""
+    stages = [stage(0, collectives=4, transfers=40), stage(1, collectives=4, transfers=12)]
+    assert [each.enqueued for each in stages] == [{"7": 4}, {"7": 4}]
+    assert compare_traces(stages, stages).culprit is None
+    behind = [stages[0], stage(1, collectives=3, transfers=55)]
+    found = compare_traces(behind, behind).culprit
+    assert found is not None
+    assert (found.rank, found.sequence) == ("1", 4)
+    assert compare_traces(stages, [stages[0], stage(1, collectives=4, transfers=13)]).moving
+
+
+def test_a_process_that_only_sends_and_receives_has_an_answer(serve: "Serve") -> None:
+    entry = {"pg_id": 3, "process_group": ["7", "pp"], "is_p2p": True}
+    dump = {"entries": [entry], "pg_config": {"7": {}}, "pg_status": {"3": {"last_completed_collective": 8}}}
+    server, asked = serve({"dump_nccl_trace_json": json.dumps(dump).encode()})
+    assert read_handlers(asked, PROC, seconds=PATIENCE).completed == {"7": 8}
+    assert len(server.asked) == 1
+
+
 @pytest.mark.parametrize(
     "value",
     [
@@ -344,6 +374,11 @@ def test_a_huge_dump_is_not_read(folder: Path) -> None:
 
 def test_a_process_that_reads_no_pipe_or_writes_no_dump(folder: Path) -> None:
     assert outcome(lambda: dump_and_read(process(), PROC, seconds=0.3)) == "recorder_no_handler"
+    os.mkfifo(folder / "home0.pipe")
+    nowhere = process(TORCH_NCCL_DEBUG_INFO_PIPE_FILE=f"{folder}/home")
+    with os.fdopen(os.open(folder / "home0.pipe", os.O_RDONLY | os.O_NONBLOCK), "rb") as unasked:
+        assert outcome(lambda: dump_and_read(nowhere, PROC, seconds=0.3)) == "recorder_no_handler"
+        assert not unasked.read(), "it would dump into its user's home"
     asked = process(TORCH_NCCL_DEBUG_INFO_PIPE_FILE=f"{folder}/pipe", TORCH_FR_DUMP_TEMP_FILE=f"{folder}/dump_")
     assert outcome(lambda: dump_and_read(asked, PROC, seconds=0.3)) == "recorder_file"
     os.mkfifo(folder / "pipe0.pipe")
