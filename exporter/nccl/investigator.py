@@ -124,6 +124,8 @@ class HangInvestigator:
         self._findings: list[HangFinding] = []
         self._counts = Counter(dict.fromkeys(VERDICTS, 0))
         self._investigations: dict[str, _Investigation] = {}
+        self._too_large: set[str] = set()
+        """Jobs of which RAS says more than is read: they are not asked again, for each question gathers all ranks."""
         self._worker = Worker("hangs", self._run, stop=self._stop)
 
     def poll(self, _now: int, processes: Sequence[WorkloadProcess], _lookup: ProcessLookup) -> WorkloadUpdate:
@@ -154,6 +156,7 @@ class HangInvestigator:
         self._investigations = {job: known for job, known in self._investigations.items() if job in suspected}
         with self._lock:
             processes = self._processes
+        self._too_large &= {process.job_id for process in processes}
         for job_id, job in suspected.items():
             members = [process for process in processes if process.job_id == job_id]
             if members and not self._stop.is_set():
@@ -180,7 +183,7 @@ class HangInvestigator:
         """Ask RAS and the Flight Recorders once; return a finding if there is an earlier answer to compare with."""
         processes = read_processes(members, self._proc)
         spinning = frozenset(process.pid for process in processes if job.spinning & set(process.uuids))
-        ras = self._compare_answers(processes, known, spinning)
+        ras = None if job_id in self._too_large else self._compare_answers(job_id, processes, known, spinning)
         recorded = self._compare_recorders(processes, known)
         found, source = _stronger(ras, recorded)
         if found is None:
@@ -190,9 +193,9 @@ class HangInvestigator:
     # NCCL RAS.
 
     def _compare_answers(
-        self, processes: Sequence[LocalProcess], known: _Investigation, spinning: frozenset[int]
+        self, job_id: str, processes: Sequence[LocalProcess], known: _Investigation, spinning: frozenset[int]
     ) -> Comparison | None:
-        answer = self._ask_ras(processes)
+        answer = self._ask_ras(job_id, processes)
         before, known.answer = known.answer, answer or known.answer
         if answer is None or before is None:
             return None
@@ -200,7 +203,7 @@ class HangInvestigator:
         waiting = [rank for rank, process in local.items() if process.pid in spinning]
         return compare(before, answer, processes=list(local), spinning=waiting)
 
-    def _ask_ras(self, processes: Sequence[LocalProcess]) -> RasAnswer | None:
+    def _ask_ras(self, job_id: str, processes: Sequence[LocalProcess]) -> RasAnswer | None:
         """Ask the endpoints of the job until one knows a process of it; count what the others did."""
         endpoints = list(ras_endpoints(processes, self._proc, ports=self._settings.ras_ports))[:MOST_ENDPOINTS]
         if not endpoints:
@@ -211,6 +214,9 @@ class HangInvestigator:
                     answer = self._ask_endpoint(endpoint)
                 except NoAnswerError as err:
                     self._count(err.outcome)
+                    if err.outcome == "ras_too_large":
+                        self._too_large.add(job_id)
+                        return None
                     if err.outcome == "ras_foreign":
                         continue
                     break

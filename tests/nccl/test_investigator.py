@@ -181,6 +181,18 @@ def test_a_job_is_asked_ever_more_seldom(serve: Serve) -> None:
     assert {finding.rank for finding in rig.findings} == {""}
 
 
+def test_a_job_whose_answer_is_too_large_is_asked_once(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each question would gather thousands of ranks, for an answer that is not read."""
+    monkeypatch.setattr("exporter.nccl.ras.LIMIT_BYTES", 1000)
+    server = serve(lost)
+    rig = Rig(server).spin(120)
+    assert server.received.count("VERBOSE STATUS") == 1
+    assert (rig.counts["ras_too_large"], rig.findings) == (1, [])
+    members, rig.processes = rig.processes, []
+    rig.spin(1).processes = members
+    assert rig.spin(60).counts["ras_too_large"] == 2, "a job that has ended is forgotten"
+
+
 def test_a_job_that_works_again_is_forgotten(serve: Serve) -> None:
     server = serve(lost)
     rig = Rig(server).spin(46)
