@@ -7,7 +7,8 @@ parallel peers wait): the culprit is a rank that is waited for and waits nowhere
 
 That a rank is waited for does not say that it hangs: it may wait for something that no counter shows, such as a reply
 over HTTP or a child process. A hang is proven where what is waited for can never come: the rank is missing, or ranks
-of one communicator have launched different functions.
+of one communicator have launched different functions. A missing rank proves nothing where a rank of this node is behind
+whose GPU rests: the others wait for that one, and the missing one may have left a communicator that nobody uses.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -57,11 +58,17 @@ class _Wait(NamedTuple):
 
 
 def compare(
-    first: RasAnswer, second: RasAnswer, *, processes: Collection[Process], spinning: Collection[Process] = ()
+    first: RasAnswer,
+    second: RasAnswer,
+    *,
+    processes: Collection[Process],
+    spinning: Collection[Process] = (),
+    resting: Collection[Process] = (),
 ) -> Comparison:
     """Compare two answers of the application to which `processes` belong; other applications' counts do not matter.
 
-    `spinning`: processes whose GPU is known to spin, so that they wait themselves.
+    `spinning`: processes whose GPU is known to spin, so that they wait themselves; `resting`: not to, so that they do
+    not wait in a collective.
     """
     before = {each.key: each for each in connected(first, processes)}
     after = connected(second, processes)
@@ -70,9 +77,11 @@ def compare(
         return Comparison(related=False)
     if _created(after, before) or any(_moved(old, new) for old, new in known):
         return Comparison(related=True, moving=True)
-    lost = _lost_rank(known, after)
+    lost, lagging = _lost_rank(known, after), _lagging_rank(after, spinning)
+    if lagging is not None and lagging.process in resting:
+        lost = None
     proven = lost is not None or any(_have_diverged(each) for each in after)
-    return Comparison(related=True, culprit=lost or _lagging_rank(after, spinning), proven=proven)
+    return Comparison(related=True, culprit=lost or lagging, proven=proven)
 
 
 def connected(answer: RasAnswer, processes: Collection[Process]) -> list[Communicator]:

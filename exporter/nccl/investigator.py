@@ -182,8 +182,7 @@ class HangInvestigator:
     ) -> HangFinding | None:
         """Ask RAS and the Flight Recorders once; return a finding if there is an earlier answer to compare with."""
         processes = read_processes(members, self._proc)
-        spinning = frozenset(process.pid for process in processes if job.spinning & set(process.uuids))
-        ras = None if job_id in self._too_large else self._compare_answers(job_id, processes, known, spinning)
+        ras = None if job_id in self._too_large else self._compare_answers(job_id, processes, known, job.spinning)
         recorded = self._compare_recorders(processes, known)
         found, source = _stronger(ras, recorded)
         if found is None:
@@ -193,15 +192,16 @@ class HangInvestigator:
     # NCCL RAS.
 
     def _compare_answers(
-        self, job_id: str, processes: Sequence[LocalProcess], known: _Investigation, spinning: frozenset[int]
+        self, job_id: str, processes: Sequence[LocalProcess], known: _Investigation, spinning: frozenset[str]
     ) -> Comparison | None:
         answer = self._ask_ras(job_id, processes)
         before, known.answer = known.answer, answer or known.answer
         if answer is None or before is None:
             return None
         local = local_ranks(answer, processes) | local_ranks(before, processes)
-        waiting = [rank for rank, process in local.items() if process.pid in spinning]
-        return compare(before, answer, processes=list(local), spinning=waiting)
+        waiting = [rank for rank, process in local.items() if spinning & set(process.uuids)]
+        resting = [rank for rank, process in local.items() if process.uuids and not spinning & set(process.uuids)]
+        return compare(before, answer, processes=list(local), spinning=waiting, resting=resting)
 
     def _ask_ras(self, job_id: str, processes: Sequence[LocalProcess]) -> RasAnswer | None:
         """Ask the endpoints of the job until one knows a process of it; count what the others did."""

@@ -39,8 +39,11 @@ def answer(changes: Counts | None = None, *, lost: Iterable[int] = (), world: bo
     return parse_answer(document(*found).encode())
 
 
-def compared(first: RasAnswer, second: RasAnswer, *, spinning: Iterable[int] = ()) -> Comparison:
-    return compare(first, second, processes=[process(0)], spinning=[process(rank) for rank in spinning])
+def compared(
+    first: RasAnswer, second: RasAnswer, *, spinning: Iterable[int] = (), resting: Iterable[int] = ()
+) -> Comparison:
+    waiting, outside = [process(rank) for rank in spinning], [process(rank) for rank in resting]
+    return compare(first, second, processes=[process(0)], spinning=waiting, resting=outside)
 
 
 def culprit(comparison: Comparison) -> Culprit:
@@ -78,6 +81,16 @@ def test_a_missing_rank_is_the_culprit_whatever_the_counts() -> None:
     found = culprit(compared(answer(changed, lost=[5]), answer(changed, lost=[5])))
     assert found == Culprit(process(5), rank="5", nvml_device=5, collective="AllReduce", sequence=100)
     assert compared(answer(changed, lost=[5]), answer(changed, lost=[5])).proven
+
+
+def test_a_missing_rank_proves_nothing_where_the_others_wait_for_one_that_rests() -> None:
+    """Rank 7 has ended and left its communicators behind; all wait for rank 0, which does something else."""
+    still = answer({name: {0: 99} for name in ("world", "d0", "t0")}, lost=[7])
+    waits = compared(still, still, resting=[0])
+    assert culprit(waits).process == process(0)
+    assert not waits.proven
+    assert compared(still, still, spinning=[0]).proven, "it waits, too"
+    assert compared(still, still).proven, "whether its GPU rests is not known"
 
 
 def test_a_rank_that_answers_again_is_not_missing() -> None:
