@@ -643,8 +643,9 @@ def hugging_face(**options: Any) -> Any:
     """Return a transformers.TrainerCallback; `options` are those of Reporter.
 
     Reports steps, epochs, logged losses, tokens (with include_num_input_tokens_seen), checkpoints, evaluations,
-    resumption and, without a `model`, the FLOPs that the Trainer counts. The Trainer updates these only when it logs;
-    steps in between are reported with the FLOPs per step of the last log, steps before the first log without FLOPs.
+    resumption and, without a `model`, the FLOPs that the Trainer counts, where it counts the model's. The Trainer
+    updates these only when it logs; steps in between are reported with the FLOPs per step of the last log, steps before
+    the first log without FLOPs. `recompute` is `full` by default if the Trainer checkpoints activations.
     """
     base = importlib.import_module("transformers").TrainerCallback
     return type("GpuEfficiency", (_HuggingFace, base), {})(options)
@@ -674,21 +675,24 @@ class _HuggingFace:
         self._options = options
         self._reporter = _disabled_reporter()
         self._tokens = 0
-        self._flos = _FlopsPerStep(0.0)
+        self._flos: _FlopsPerStep | None = None
 
     def _open(self, args: Any) -> None:
         if self._reporter.closed:
             world = args.world_size * max(1, args.n_gpu)
-            arguments = {"rank": args.process_index, "world_size": world, "gpus": world, **self._options}
-            self._reporter = Reporter(**arguments)
+            sharded = getattr(args, "fsdp_config", None) or {}
+            recompute = "full" if args.gradient_checkpointing or sharded.get("activation_checkpointing") else ""
+            found = {"rank": args.process_index, "world_size": world, "gpus": world, "recompute": recompute}
+            self._reporter = Reporter(**{**found, **self._options})
 
     @_safely
     def on_init_end(self, args: Any, *_: Any, **__: Any) -> None:
         self._open(args)
 
     @_safely
-    def on_train_begin(self, args: Any, state: Any, *_: Any, **__: Any) -> None:
-        self._tokens, self._flos = state.num_input_tokens_seen, _FlopsPerStep(float(state.total_flos))
+    def on_train_begin(self, args: Any, state: Any, *_: Any, model: Any = None, **__: Any) -> None:
+        counted = "model" not in self._options and _counts_model_flops(args, model)
+        self._tokens, self._flos = state.num_input_tokens_seen, _FlopsPerStep(state.total_flos) if counted else None
         self._open(args)
         if state.global_step:
             self._reporter.restored(state.global_step)
@@ -702,7 +706,7 @@ class _HuggingFace:
     def on_step_end(self, _: Any, state: Any, control: Any, **__: Any) -> None:
         seen = int(state.num_input_tokens_seen)
         tokens, self._tokens = seen - self._tokens, seen
-        flops = None if "model" in self._options else self._flos.step()
+        flops = None if self._flos is None else self._flos.step()
         self._reporter.step(step=state.global_step, epoch=state.epoch, tokens=tokens or None, flops=flops)
         self._after(control)
 
@@ -712,7 +716,8 @@ class _HuggingFace:
 
     @_safely
     def on_log(self, _: Any, state: Any, __: Any, logs: Any = None, **___: Any) -> None:
-        self._flos.seen(float(state.total_flos))
+        if self._flos is not None:
+            self._flos.seen(float(state.total_flos))
         if "loss" in (logs or {}):
             self._reporter.note(loss=float(logs["loss"]))
 
@@ -731,7 +736,7 @@ class _HuggingFace:
 
     @_safely
     def on_train_end(self, _: Any, state: Any, *__: Any, **___: Any) -> None:
-        if "model" not in self._options:
+        if self._flos is not None:
             self._reporter.note(flops=self._flos.rest(float(state.total_flos)))
         self._reporter.close()
 
@@ -739,6 +744,23 @@ class _HuggingFace:
         """Enter the phase between two steps: evaluation first, then checkpoint, otherwise data."""
         saving = "checkpoint" if control.should_save else "data"
         self._reporter.enter("evaluation" if control.should_evaluate else saving)
+
+
+def _counts_model_flops(args: Any, model: Any) -> bool:
+    """Whether total_flos are the model's FLOPs: 6 for each element of the main input and parameter in this process.
+
+    FSDP and ZeRO-3 leave each process a part of the parameters; frozen ones take 4, idle experts none; pixels are no
+    tokens.
+    """
+    launched = any(os.environ.get(f"ACCELERATE_USE_{name}", "").lower() == "true" for name in ("FSDP", "DEEPSPEED"))
+    sharded = launched or any(getattr(args, name, None) for name in ("fsdp", "deepspeed"))
+    if sharded or getattr(model, "main_input_name", "input_ids") != "input_ids":
+        return False
+    sizes = [(each.numel(), each.requires_grad) for each in model.parameters()]
+    frozen = sum(size for size, trained in sizes if not trained)
+    settings = str(getattr(getattr(model, "config", None), "to_dict", dict)())
+    sparse = any(name in settings for name in ("num_experts", "num_local_experts", "n_routed_experts"))
+    return 100 * frozen <= sum(size for size, _ in sizes) and not sparse
 
 
 class _FlopsPerStep:
