@@ -33,7 +33,7 @@ from exporter.core.model import JOULE, Allocation, Device, HangFinding, Owner, S
 from exporter.core.serving import TOKEN_KINDS, ServingStats, ServingTotals
 from exporter.core.timers import GpuTimers
 from exporter.core.uncertainty import Uncertainty
-from exporter.core.workload import TrainingProgress, TrainingRun
+from exporter.core.workload import TrainingProgress, TrainingRun, run_key
 
 _FORMAT = 1
 
@@ -228,8 +228,7 @@ def _load_job(ledger: Ledger, saved: _SavedJob, leak_index: Sequence[int]) -> Jo
         job.service = ServingStats(*structs.astuple(saved.service))
         job.service.tokens = dict.fromkeys(TOKEN_KINDS, 0.0) | saved.service.tokens
     if job.progress is not None:  # jobs that name the same run share it
-        key = job.owner.user, job.owner.namespace, job.progress.run_id
-        job.progress.run = ledger.runs.get(key, job.progress.run)
+        job.progress.run = ledger.runs.get(run_key(job.owner, job.progress.run_id), job.progress.run)
     return job
 
 

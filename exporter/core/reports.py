@@ -19,6 +19,7 @@ from exporter.core.workload import (
     is_credible_report,
     is_credible_serving,
     peak_flops_of,
+    run_key,
 )
 
 
@@ -31,8 +32,8 @@ def apply_report(ledger: Ledger, report: TrainingReport, at: int) -> None:
     peak = max((peak_flops_of(gpu.device, report.dtype) for gpu in job_gpus), default=0.0)
     fastest = peak or max((peak_flops_of(gpu.device) for gpu in job_gpus), default=0.0)
     most = fastest * gpus * ledger.policy.most_reported_share or 1e24
-    last_end = None if job is None or job.progress is None else job.progress.last_report_end(report)
-    credible = is_credible_report(report, at, most=most, last_end=last_end)
+    worked_until = None if job is None or job.progress is None else job.progress.worked_until(report)
+    credible = is_credible_report(report, at, most=most, worked_until=worked_until)
     if job is None or not credible or (job.progress and job.progress.is_duplicate(report)):
         ledger.refused["report"] += 1
         return
@@ -161,8 +162,8 @@ def _reporting_job(ledger: Ledger, job_id: str, gpus_reported: list[Gpu]) -> Job
 
 
 def _training_run(ledger: Ledger, job: Job, progress: TrainingProgress, name: str) -> TrainingRun:
-    """The run of that name of the job's user and namespace, so that no other user can affect it; now the latest."""
-    key = (job.owner.user, job.owner.namespace, name)
+    """The run of that name of the job's user and namespace; now the latest."""
+    key = run_key(job.owner, name)
     run = ledger.runs.pop(key, None) or (
         progress.run if name == progress.run_id else TrainingRun.starting_at(job.start)
     )

@@ -22,6 +22,7 @@ from exporter.core.model import (
     SECOND,
     CollectiveReport,
     Device,
+    Owner,
     Parallel,
     ServingReport,
     TrainingReport,
@@ -307,8 +308,19 @@ _LARGEST_LOSS = 1e100
 """Larger losses are ignored because their square may be infinite."""
 _MAX_RUNS = 16
 """Maximum number of run names of one job; each is a series. Further runs are counted like the first, as `other`."""
+_MAX_OPEN_RUNS = 64
+"""Maximum number of runs whose progress in one job is kept: those reported last."""
 _MAX_QUALITIES = 16
 """Maximum number of quality names of one job; each is a series."""
+
+
+OWN_RUN = "#"
+"""With this a run ID begins that is the job's own, and not shared with its restarts."""
+
+
+def run_key(owner: Owner, name: str) -> tuple[str, str, str]:
+    """User, namespace and name of a run, so that no other user can affect it."""
+    return owner.user, owner.namespace, f"{owner.job_id}{name}" if name.startswith(OWN_RUN) else name
 
 
 class TrainingRun(Struct, eq=False):
@@ -332,6 +344,8 @@ class RankProgress(Struct):
 
     end: int = NEVER
     uuids: tuple[str, ...] = ()
+    worked_until: int | None = None
+    """End of the last report with steps or FLOPs; before the first, where the reports of this process began."""
     step_seconds: float = 0.0
     """Mean duration of a step."""
     busy_seconds: float = 0.0
@@ -369,6 +383,23 @@ class LossStats(Struct, eq=False):
         return spread if isfinite(spread) else None
 
 
+class RunProgress(Struct, eq=False):
+    """What one job has reported of one of its runs. A process represents all others that report this run."""
+
+    rank: int = 1 << 30
+    uuids: tuple[str, ...] = ()
+    end: int = NEVER
+    """The process that represents the run: its rank, its GPUs, and the end of its last report."""
+    step: int | None = None
+    repeated: float = 0.0
+    """Share of repeated steps in its latest report."""
+    losses: LossStats = field(default_factory=LossStats)
+
+    def is_sender(self, report: TrainingReport) -> bool:
+        """Whether the process that represents the run sent the report."""
+        return _rank_number(report) == self.rank and _may_be_one_process(report.uuids, self.uuids)
+
+
 class TrainingTotals(Struct, eq=False):
     """Totals of a job's training reports. FLOPs, tokens and samples are this node's share."""
 
@@ -401,19 +432,16 @@ class TrainingProgress(TrainingTotals, eq=False, kw_only=True):
     run_id: str = ""
     run_names: set[str] = set()
     """Reported run IDs that have a series of their own."""
-    speaker: tuple[int, int] = (1 << 30, NEVER)
-    """The lowest reporting rank, which represents the whole job, and the end of its last report."""
+    runs: dict[str, RunProgress] = {}
+    """By run ID, in the order of their latest reports; the key is empty for reports without one."""
     last_end: int | None = None
     ranks: dict[str, RankProgress] = {}
-    repeated: float = 0.0
-    """Share of repeated steps in the latest report."""
     phases: dict[str, int] = field(default_factory=lambda: dict.fromkeys(WALL_TIME_PHASES, 0))
     bubble: int = 0
     step_time: int = 0
     """Nanoseconds of bubbles and of steps, where bubbles are reported."""
     recovering: int | None = None
     """End of the last new step before a restart, until a new step completes."""
-    losses: LossStats = field(default_factory=LossStats)
     events: dict[str, int] = field(default_factory=lambda: dict.fromkeys(LOSS_EVENTS, 0))
     qualities: set[str] = set()
     """Reported quality names."""
@@ -427,15 +455,15 @@ class TrainingProgress(TrainingTotals, eq=False, kw_only=True):
         rank = self.ranks.get(report.rank)
         return rank is not None and report.start < rank.end and report.uuids == rank.uuids
 
-    def last_report_end(self, report: TrainingReport) -> int | None:
-        """End of the last report of the same process; None: there was none."""
+    def worked_until(self, report: TrainingReport) -> int | None:
+        """End of the last work that the same process reported; None: it has reported nothing yet."""
         rank = self.ranks.get(report.rank)
-        return None if rank is None or rank.uuids != report.uuids else rank.end
+        return None if rank is None or not _may_be_one_process(report.uuids, rank.uuids) else rank.worked_until
 
     def set_run(self, run: TrainingRun, name: str) -> None:
         """Continue with this run. Steps of another are unrelated to those before, unless these had no run ID."""
-        if self.run_id and name != self.run_id:
-            self.step = None
+        if not self.run_id and "" in self.runs and not name.startswith(OWN_RUN):
+            self.runs[name] = self.runs.pop("")
         self.run, self.run_id = run, name
         if len(self.run_names) < _MAX_RUNS:
             self.run_names.add(name)
@@ -446,24 +474,40 @@ class TrainingProgress(TrainingTotals, eq=False, kw_only=True):
         named = self.run_id in self.run_names or len(self.run_names) < _MAX_RUNS
         return self.run_id if named else "other"
 
+    @property
+    def current(self) -> RunProgress:
+        """What the job has reported of its present run."""
+        return self.runs.get(self.run_id) or RunProgress()
+
     def leads(self, report: TrainingReport) -> bool:
-        """Whether its process represents the whole job: the lowest rank that has reported within a minute."""
-        lowest, last = self.speaker
-        return _rank_number(report) <= lowest or report.end - last > _SILENT_AFTER
+        """Whether its process represents the run: that of the lowest rank that has reported within a minute.
+
+        Of processes with the same rank, or without one, it is the first: they may be trainings of their own.
+        """
+        current = self.current
+        sent = _rank_number(report) < current.rank or current.is_sender(report)
+        return sent or report.end - current.end > _SILENT_AFTER
 
     def add_report(self, report: TrainingReport, *, here: int, gpus: int, policy: Policy) -> Rework:
         """Add a report about `here` GPUs of this node; its figures are totals of `gpus` GPUs."""
         self._add_totals(report, here=here, share=here / gpus)
         self._update_rank(report)
-        if self.leads(report):
+        current, leads = self.current, self.leads(report)
+        if leads:
             # A new leader may report steps already counted; after a daemon restart reports come in any order.
-            already_counted = (
-                _rank_number(report) != self.speaker[0] and self.last_end is not None and report.start < self.last_end
-            )
-            self.speaker = (_rank_number(report), report.end)
+            already_counted = not current.is_sender(report) and report.start < current.end
+            current.rank, current.uuids, current.end = _rank_number(report), report.uuids, report.end
+            self._keep_run(current)
             if not already_counted:
-                self._apply_leader(report, policy)
-        return Rework(self.repeated, self.step is not None and self.step < self.run.highest)
+                self._apply_leader(report, current, policy)
+        return Rework(current.repeated, current.step is not None and current.step < self.run.highest)
+
+    def _keep_run(self, current: RunProgress) -> None:
+        """Make it the latest; the one whose latest report is oldest is forgotten beyond the limit."""
+        self.runs.pop(self.run_id, None)
+        self.runs[self.run_id] = current
+        if len(self.runs) > _MAX_OPEN_RUNS:
+            del self.runs[next(iter(self.runs))]
 
     def _add_totals(self, report: TrainingReport, *, here: int, share: float) -> None:
         self.gpu_time += (report.end - report.start) * here
@@ -477,13 +521,14 @@ class TrainingProgress(TrainingTotals, eq=False, kw_only=True):
     def _update_rank(self, report: TrainingReport) -> None:
         """Update the step time of a rank, and the part of it in which the rank itself worked."""
         rank = self.ranks.get(report.rank)
-        if rank is None:
-            if len(self.ranks) >= _MAX_RANKS:
-                silent = min(self.ranks, key=lambda name: self.ranks[name].end)
-                if report.end - self.ranks[silent].end <= _SILENT_AFTER:
-                    return
-                del self.ranks[silent]
-            rank = self.ranks[report.rank] = RankProgress()
+        if rank is None and len(self.ranks) >= _MAX_RANKS:
+            silent = min(self.ranks, key=lambda name: self.ranks[name].end)
+            if report.end - self.ranks[silent].end <= _SILENT_AFTER:
+                return
+            del self.ranks[silent]
+        if rank is None or not _may_be_one_process(report.uuids, rank.uuids):
+            rank = self.ranks[report.rank] = RankProgress(worked_until=report.start)
+        rank.worked_until = report.end if report.steps or report.model_flops else rank.worked_until
         rank.end, rank.uuids = max(rank.end, report.end), report.uuids
         if not report.steps:
             return
@@ -494,22 +539,22 @@ class TrainingProgress(TrainingTotals, eq=False, kw_only=True):
         rank.step_seconds = duration / report.steps / SECOND
         rank.busy_seconds = (duration - waited) / report.steps / SECOND
 
-    def _apply_leader(self, report: TrainingReport, policy: Policy) -> None:
-        """Apply figures of the whole job, which are taken from one process only."""
+    def _apply_leader(self, report: TrainingReport, current: RunProgress, policy: Policy) -> None:
+        """Apply figures of the whole run, which are taken from one process only."""
         self.world = report.world_size or self.world
         self.epoch = self.epoch if report.epoch is None else report.epoch
         self.parallel = report.parallel or self.parallel
         self.checkpoints += report.checkpoints
-        self.repeated = self._count_steps(report)
-        self._add_phases(report, repeated=self.repeated)
+        current.repeated = self._count_steps(report, current)
+        self._add_phases(report, repeated=current.repeated)
         if report.loss is not None:
-            event = self.losses.add(report.loss, policy.loss_spike_deviations)
+            event = current.losses.add(report.loss, policy.loss_spike_deviations)
             if event:
                 self.events[event] += 1
         if report.quality is not None:
             self._update_quality(report, report.quality)
 
-    def _count_steps(self, report: TrainingReport) -> float:
+    def _count_steps(self, report: TrainingReport, current: RunProgress) -> float:
         """Count the report's steps; return the share that is repeated."""
         run, step = self.run, report.step
         run.highest = max(run.highest, report.highest_step or 0)
@@ -519,9 +564,9 @@ class TrainingProgress(TrainingTotals, eq=False, kw_only=True):
         if step is None:
             return 0.0
         began = step - report.steps
-        if self.step is not None and began < self.step and not report.restart:
+        if current.step is not None and began < current.step and not report.restart:
             self.events["rollback"] += 1
-        self.step = step
+        self.step = current.step = step
         repeated = max(0, min(step, run.highest) - began) if report.steps else 0
         self.steps += report.steps
         self.rework_steps += repeated
@@ -578,6 +623,11 @@ def _rank_number(report: TrainingReport) -> int:
     return int(report.rank) if report.rank else 1 << 29
 
 
+def _may_be_one_process(uuids: tuple[str, ...], others: tuple[str, ...]) -> bool:
+    """Whether one process may use both sets of GPUs; a set is empty as long as it is not known."""
+    return not (uuids and others) or not set(uuids).isdisjoint(others)
+
+
 def _with_recompute(flops: float, recompute: str) -> float:
     """Full recomputation adds a second forward pass: 8 FLOPs per parameter and token instead of 6."""
     return flops * 8 / 6 if recompute == "full" else flops
@@ -617,8 +667,8 @@ def training_view(progress: TrainingProgress, *, at: int, wall: int) -> Training
             for name, rank in sorted(progress.ranks.items())
             if rank.step_seconds and at - rank.end <= _SILENT_AFTER
         ),
-        loss=progress.losses.last,
-        loss_spread=progress.losses.spread,
+        loss=progress.current.losses.last,
+        loss_spread=progress.current.losses.spread,
         events=tuple(progress.events.items()),
         quality=None
         if quality is None or quality.quality is None
@@ -635,14 +685,14 @@ def _are_amounts(values: Iterable[float]) -> bool:
     return all(0 <= value <= _LARGEST_AMOUNT for value in values)
 
 
-def is_credible_report(report: TrainingReport, at: int, *, most: float, last_end: int | None = None) -> bool:
+def is_credible_report(report: TrainingReport, at: int, *, most: float, worked_until: int | None = None) -> bool:
     """Whether a report is plausible: not in the future, with finite amounts, and at most `most` FLOP/s.
 
-    `last_end`: end of the same process's previous report; a step that began then may be reported in the message that
-    ends it.
+    `worked_until`: end of the last work that the same process reported. A step that began then may be reported in the
+    message that ends it, many messages later: with gradient accumulation a step takes minutes.
     """
     duration = report.end - report.start
-    computing = duration if last_end is None else max(duration, report.end - last_end)
+    computing = duration if worked_until is None else max(duration, report.end - worked_until)
     amounts = (
         report.model_flops, report.hardware_flops, report.model_flops_16bit, report.tokens, report.padding,
         report.samples,

@@ -40,7 +40,7 @@ def books(ledger: Ledger) -> object:
     return sorted_sets(msgspec.msgpack.decode(read_header(dump_ledger(ledger)).body))
 
 
-GONE = {"wake", "rx_sum", "rx_peak", "turns"}
+GONE = {"wake", "rx_sum", "rx_peak", "turns", "speaker", "repeated", "losses"}
 """Fields of timers and of training progress that older versions stored."""
 ENERGY = re.compile(r"\.[01]\.\d+\.2\.2\.\d+")
 """Joules by leak in the book of a GPU or a job: older versions added up floats, now a millijoule is added."""
@@ -227,8 +227,9 @@ def test_instances_rest_and_what_is_left_of_a_board_is_kept() -> None:
     assert read_header(dump_ledger(back)).edges == {"GPU-0": 20 * SECOND}
 
 
-def test_runs_are_shared_by_those_who_name_them() -> None:
-    said = [TrainingReport(job_id=job, start=0, end=SECOND, step=5, steps=5, run="llm") for job in ("41", "43")]
+@pytest.mark.parametrize(("run", "shared"), [("llm", True), ("#2", False)])
+def test_runs_are_shared_by_those_who_name_them(run: str, shared: bool) -> None:
+    said = [TrainingReport(job_id=job, start=0, end=SECOND, step=5, steps=5, run=run) for job in ("41", "43")]
     ledger = played([
         first([device(), device("GPU-1", "1")], [held(), held("GPU-1", Owner(job_id="43", user="ada", account="nlp"))]),
         seen(1, reading(0, 1), reading(0, 1, uuid="GPU-1"), reports=tuple(said)),
@@ -237,7 +238,8 @@ def test_runs_are_shared_by_those_who_name_them() -> None:
     one, two = (back.jobs[job].progress for job in ("41", "43"))
     assert one is not None
     assert two is not None
-    assert one.run is two.run is back.runs["ada", "", "llm"]
+    assert one.run is back.runs["ada", "", "llm" if shared else "41#2"]
+    assert two.run is back.runs["ada", "", "llm" if shared else "43#2"]
 
 
 def test_a_run_without_a_name_is_its_job_s_alone() -> None:

@@ -531,7 +531,7 @@ def test_honest_flops_are_no_padding_though_a_step_stalls_now_and_then() -> None
 def test_a_step_that_is_reported_in_the_message_that_ends_it_is_believed() -> None:
     """A step of ten seconds at MFU 0.3 in a message of 82 ms; without a message before, nobody knows when it began."""
     brief = said(19.918, 20, model_flops=0.3 * 10 * PEAK, rank="0", uuids=("GPU-0",))
-    for earlier, refused in ((said(1, 10, rank="0", uuids=("GPU-0",)), 0), (said(1, 10, rank="0"), 1)):
+    for earlier, refused in ((said(1, 10, rank="0", uuids=("GPU-0",)), 0), (said(1, 10, rank="1"), 1)):
         ledger = opened()
         advance(ledger, seen(10, reading(1, 10), reports=(earlier,)))
         advance(ledger, seen(20, reading(10, 20), reports=(brief,)))

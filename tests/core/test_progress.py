@@ -11,6 +11,7 @@ from exporter.core.model import Allocation, Owner, Parallel, TrainingReport
 from exporter.core.pipeline import advance
 from exporter.core.policy import Policy
 from exporter.core.snapshot import DaemonMetadata, take_snapshot
+from exporter.core.workload import LOSS_EVENTS
 from tests.core.test_exposition import lines
 from tests.core.test_told import PEAK, said
 from tests.worlds import H100, JOB, WORKING, S, device, first, held, reading, seen
@@ -93,6 +94,21 @@ def test_when_the_lowest_rank_falls_silent_another_speaks() -> None:
     ledger = heard(first_rank, *others)
     assert value(ledger, "job_step") == 40
     assert value(ledger, "job_steps_total") == 1 + 9  # the nine that ended over a minute after rank 0's report
+
+
+@pytest.mark.parametrize("rank", ["0", ""])
+def test_of_processes_with_the_same_rank_one_speaks(rank: str) -> None:
+    """The first, whose GPUs are not known at once; when it falls silent, the other."""
+
+    def told(end: float, step: int, *uuids: str) -> TrainingReport:
+        return said(end - 2, end, rank=rank, uuids=uuids, step=step, steps=1)
+
+    both = [each for n in (2, 3) for each in (told(2 * n, n, "GPU-0"), told(2 * n, n, "GPU-1"))]
+    ledger = heard(told(2, 1), *both)
+    assert (value(ledger, "job_steps_total"), value(ledger, "job_rework_steps_total")) == (3, 0)
+    assert shows(ledger, "job_loss_events_total")['event="rollback"'] == 0
+    later = heard(told(2, 1), *both, told(66, 4, "GPU-1"), told(68, 5, "GPU-1"))
+    assert (value(later, "job_step"), value(later, "job_steps_total")) == (5, 4)
 
 
 def test_wall_time_by_phase() -> None:
@@ -247,6 +263,46 @@ def test_each_of_many_runs_of_a_job_is_its_own() -> None:
     again = heard(*told, said(40, 41, step=20, steps=10, run="r15"))
     assert shows(again, "job_run_info") == {'run="r15"': 1.0}
     assert value(again, "job_rework_steps_total") == 0
+
+
+def test_runs_that_a_job_reports_in_turn_are_each_its_own() -> None:
+    """A search with a trial on each GPU, of different speed and loss; each counts its steps, once."""
+    slow = [said(end - 2, end, run="a", uuids=("GPU-0",), step=end // 2, steps=1, loss=9.0) for end in range(2, 62, 2)]
+    fast = [said(end - 2, end, run="b", uuids=("GPU-1",), step=2 * end, steps=4, loss=1.0) for end in range(2, 62, 2)]
+    ledger = heard(*(each for pair in zip(slow, fast, strict=True) for each in pair))
+    assert (value(ledger, "job_steps_total"), value(ledger, "job_rework_steps_total")) == (150, 0)
+    assert {key[2]: run.highest for key, run in ledger.runs.items()} == {"a": 30, "b": 120}
+    assert shows(ledger, "job_loss_events_total") == {f'event="{name}"': 0.0 for name in LOSS_EVENTS}
+    back = said(62, 64, run="a", uuids=("GPU-0",), step=21, steps=1)
+    ledger = heard(*slow, *fast, back)
+    assert value(ledger, "job_rework_steps_total") == 1
+    assert shows(ledger, "job_loss_events_total")['event="rollback"'] == 1
+
+
+def test_there_is_an_end_to_the_runs_that_a_job_has_open() -> None:
+    """At most 64, without those that were reported longest ago."""
+    told = [said(n, n + 1, step=10, steps=10, run=f"r{n}") for n in range(64)]
+    progress = (
+        heard(*told, said(64, 65, step=20, steps=10, run="r0"), said(65, 66, step=1, run="new")).jobs["41"].progress
+    )
+    assert progress is not None
+    assert list(progress.runs) == [*(f"r{n}" for n in range(2, 64)), "r0", "new"]
+
+
+def test_a_training_without_a_name_after_another_repeats_nothing_of_it_nor_of_other_jobs() -> None:
+    """Cross-validation: the callbacks call the second training of a process #2, in each job of the same user."""
+    boards = [device(f"GPU-{n}", f"{n}") for n in range(2)]
+    ledger = Ledger()
+    advance(ledger, first(boards, [held(b.uuid, replace(JOB, job_id=b.index)) for b in boards]))
+    told = [
+        replace(said(4 * n + at, 4 * n + at + 2, step=20, steps=20, run=run), job_id=f"{n}")
+        for n in (0, 1) for at, run in ((0, ""), (2, "#2"))
+    ]  # fmt: skip
+    advance(ledger, replace(seen(8, *(reading(0, 8, uuid=b.uuid) for b in boards)), reports=tuple(told)))
+    for job in ledger.jobs.values():
+        assert job.progress is not None
+        assert (job.progress.steps, job.progress.rework_steps, job.progress.events["rollback"]) == (40, 0, 0)
+        assert job.progress.run_label == "#2"
 
 
 def test_processes_without_a_rank_are_told_by_their_gpus() -> None:

@@ -554,6 +554,22 @@ def test_a_lie_moves_nothing_but_a_counter(lie: TrainingReport) -> None:
     assert all(job.progress is None for job in lied.jobs.values())
 
 
+def test_a_step_of_many_messages_is_reported_in_the_one_that_ends_it() -> None:
+    """Gradient accumulation: steps of 100 s, messages every 2 s, the step's FLOPs in the last of them."""
+    ledger = opened()
+    step = said(98, 100, model_flops=0.4 * 100 * PEAK, step=1, steps=1)
+    for end in range(2, 100, 2):
+        told = said(end - 2, end, phases={"data": 0.1}, uuids=("GPU-0",) if end > 50 else ())
+        advance(ledger, replace(seen(end, reading(max(1, end - 2), end)), reports=(told,)))
+    advance(ledger, replace(seen(100, reading(98, 100)), reports=(replace(step, uuids=("GPU-0",)),)))
+    progress = ledger.jobs["41"].progress
+    assert progress is not None
+    assert (ledger.refused["report"], progress.steps) == (0, 1)
+    later = replace(step, start=100 * S, end=102 * S, step=2, uuids=("GPU-0",))
+    advance(ledger, replace(seen(102, reading(100, 102)), reports=(later,)))
+    assert (ledger.refused["report"], progress.steps) == (1, 1), "100 s of work in the 2 s since that step"
+
+
 def test_a_report_that_is_sent_again_moves_nothing_but_a_counter() -> None:
     once, twice = opened(), opened()
     told = said(1, 2, phases={"data": 1.0}, step=3, steps=3)
@@ -709,6 +725,23 @@ def test_a_run_may_be_named_later() -> None:
     progress = ledger.jobs["41"].progress
     assert progress is not None
     assert (progress.run_id, progress.run.highest) == ("base", 8)
+
+
+@pytest.mark.parametrize("rank", ["0", ""])
+def test_equal_ranks_repeat_nothing_of_each_other(rank: str) -> None:
+    """All processes of a job may have the batch script's rank, or none: each GPU's work is its own, and new."""
+    boards = [device(f"GPU-{n}", f"{n}") for n in (0, 1)]
+    ledger = Ledger()
+    advance(ledger, first(boards, [held(board.uuid, gpus=2, start=-60.0) for board in boards]))
+    for end in range(1, 6):
+        told = tuple(
+            said(end - 1, end, rank=rank, uuids=(board.uuid,), step=end, steps=1, model_flops=0.4 * PEAK)
+            for board in boards
+        )
+        advance(ledger, replace(seen(end, *(reading(end - 1, end, uuid=b.uuid) for b in boards)), reports=told))
+    for board in boards:
+        found = dict(zip(LEAK_NAMES, ledger.gpus[board.uuid].book.parts, strict=True))
+        assert (found["rework"], found["useful"] / S) == (0, pytest.approx(2.0))
 
 
 def test_what_was_told_of_time_that_nobody_saw_is_not_booked_later() -> None:
