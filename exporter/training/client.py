@@ -38,7 +38,7 @@ _RANKS = (
     ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
 )
 """Environment variables with the rank and world size: torchrun, Open MPI, MPICH, srun. SLURM_STEP_NUM_TASKS is set only
-in processes started by srun; SLURM_NTASKS is also set in the batch script, which has no rank."""
+in processes started by srun; SLURM_PROCID and SLURM_NTASKS are also set in the batch script, which has no rank."""
 _SECOND = 1_000_000_000
 _MS = 1_000_000
 _RETRY = 10 * _SECOND
@@ -585,8 +585,8 @@ def _rank_fields(
 ) -> dict[str, int | None]:
     """Rank, world size and GPUs of this process, as given or from the launcher's environment."""
     env = os.environ
-    names = next((pair for pair in _RANKS if env.get(pair[0], "").isdigit()), ("", ""))
-    found = [int(env[name]) if env.get(name, "").isdigit() else None for name in names]
+    pairs = ([env.get(name, "") for name in pair] for pair in _RANKS)
+    found = next(([int(each) for each in pair] for pair in pairs if all(map(str.isdigit, pair))), (None, None))
     share = math.prod(max(1, int((parallel or {}).get(name, 1))) for name in ("tensor", "pipeline", "context"))
     return {
         "rank": found[0] if rank is None else rank,
@@ -638,6 +638,9 @@ def _disabled_reporter() -> Reporter:
 
 # -- callbacks for frameworks --
 
+_trainings: dict[str, int] = {}
+"""Trainings that callbacks have reported in this process, by run."""
+
 
 def hugging_face(**options: Any) -> Any:
     """Return a transformers.TrainerCallback; `options` are those of Reporter.
@@ -668,22 +671,51 @@ def _lightning(base: Any, count: Callable[[Any], Mapping[str, Any]] | None, opti
     return type("GpuEfficiency", (_Lightning, base), {})(base, count, options)
 
 
-class _HuggingFace:
+class _Callback:
+    """A callback's reporter. From the second training of a process on, each is a run: #2 follows the run's name."""
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        self._options = options
+        self._reporter = _disabled_reporter()
+        self._run = ""
+
+    def _open(self, trainer: Any, number: int = 1) -> None:
+        """Open a reporter for the training of that number, unless it is open."""
+        run = self._name() if number == 1 else f"{self._name()}#{number}"
+        if run != self._run:
+            self._reporter.close()
+        if self._reporter.closed:
+            self._reporter = Reporter(**{**self._found(trainer), **self._options, "run": run})
+            self._run = run
+
+    def _begin(self, trainer: Any, *, resumed: bool) -> None:
+        """Open a reporter for the training that begins; one that resumes is the latest."""
+        name = self._name()
+        if not resumed or name not in _trainings:
+            _trainings[name] = _trainings.get(name, 0) + 1
+        self._open(trainer, _trainings[name])
+
+    def _name(self) -> str:
+        return (self._options.get("run") or os.environ.get("GPU_EFFICIENCY_RUN", ""))[:120]
+
+    def _found(self, trainer: Any) -> dict[str, Any]:
+        """Defaults of the reporter's arguments."""
+        raise NotImplementedError
+
+
+class _HuggingFace(_Callback):
     """The hooks of a transformers.TrainerCallback."""
 
     def __init__(self, options: dict[str, Any]) -> None:
-        self._options = options
-        self._reporter = _disabled_reporter()
+        super().__init__(options)
         self._tokens = 0
         self._flos: _FlopsPerStep | None = None
 
-    def _open(self, args: Any) -> None:
-        if self._reporter.closed:
-            world = args.world_size * max(1, args.n_gpu)
-            sharded = getattr(args, "fsdp_config", None) or {}
-            recompute = "full" if args.gradient_checkpointing or sharded.get("activation_checkpointing") else ""
-            found = {"rank": args.process_index, "world_size": world, "gpus": world, "recompute": recompute}
-            self._reporter = Reporter(**{**found, **self._options})
+    def _found(self, trainer: Any) -> dict[str, Any]:
+        world = trainer.world_size * max(1, trainer.n_gpu)
+        sharded = getattr(trainer, "fsdp_config", None) or {}
+        recompute = "full" if trainer.gradient_checkpointing or sharded.get("activation_checkpointing") else ""
+        return {"rank": trainer.process_index, "world_size": world, "gpus": world, "recompute": recompute}
 
     @_safely
     def on_init_end(self, args: Any, *_: Any, **__: Any) -> None:
@@ -693,7 +725,7 @@ class _HuggingFace:
     def on_train_begin(self, args: Any, state: Any, *_: Any, model: Any = None, **__: Any) -> None:
         counted = "model" not in self._options and _counts_model_flops(args, model)
         self._tokens, self._flos = state.num_input_tokens_seen, _FlopsPerStep(state.total_flos) if counted else None
-        self._open(args)
+        self._begin(args, resumed=state.global_step > 0)
         if state.global_step:
             self._reporter.restored(state.global_step)
         self._reporter.enter("data")
@@ -796,12 +828,12 @@ class _FlopsPerStep:
         return max(0.0, self._owed)
 
 
-class _Lightning:
+class _Lightning(_Callback):
     """The hooks of a Lightning Callback."""
 
     def __init__(self, base: Any, count: Callable[[Any], Mapping[str, Any]] | None, options: dict[str, Any]) -> None:
+        super().__init__(options)
         self._arguments = (base, count, options)
-        self._reporter = _disabled_reporter()
         self._resumed = False
         self._steps = 0
         self._batch: dict[str, Any] = {}
@@ -810,10 +842,13 @@ class _Lightning:
         """Pickle by arguments: Trainers that spawn processes pickle their callbacks."""
         return _lightning, self._arguments
 
+    def _found(self, trainer: Any) -> dict[str, Any]:
+        """Lightning's own launcher sets no RANK."""
+        return {"rank": trainer.global_rank, "world_size": trainer.world_size}
+
     @_safely
-    def setup(self, *_: Any, **__: Any) -> None:
-        if self._reporter.closed:
-            self._reporter = Reporter(**self._arguments[2])
+    def setup(self, trainer: Any, *_: Any, **__: Any) -> None:
+        self._open(trainer)
 
     @_safely
     def on_load_checkpoint(self, *_: Any, **__: Any) -> None:
@@ -822,6 +857,7 @@ class _Lightning:
     @_safely
     def on_train_start(self, trainer: Any, *_: Any, **__: Any) -> None:
         self._steps = trainer.global_step
+        self._begin(trainer, resumed=self._steps > 0)
         if self._resumed:
             self._reporter.restored(trainer.global_step)
         self._resumed = False

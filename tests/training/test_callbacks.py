@@ -10,6 +10,7 @@ import pytest
 from exporter.training import client
 from exporter.training.message import Message
 from tests.training.recorder import Recorder
+from tests.waiting import wait_for
 
 STEPS = 3
 FLOPS = 6e12
@@ -25,6 +26,7 @@ def recorder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Record
     """A daemon's listener, where every reporter sends."""
     for name in ("RANK", "WORLD_SIZE", "GPU_EFFICIENCY_RUN", "ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(client, "_trainings", {})
     with Recorder(tmp_path / "report.sock") as one:
         monkeypatch.setenv("GPU_EFFICIENCY_SOCKET", one.path)
         yield one
@@ -45,10 +47,10 @@ class Model:
         ]
 
 
-def train_hugging_face(callback: Any, *, model: Any = None, **arguments: Any) -> None:
-    """The calls of a Trainer that logs after every step."""
+def train_hugging_face(callback: Any, *, model: Any = None, step: int = 0, **arguments: Any) -> None:
+    """The calls of a Trainer that logs after every step; `step`: that of the checkpoint from which it resumes."""
     args, control = SimpleNamespace(**{**PLAIN, **arguments}), SimpleNamespace(should_save=False, should_evaluate=False)
-    state = SimpleNamespace(num_input_tokens_seen=0, total_flos=0, global_step=0, epoch=0.0)
+    state = SimpleNamespace(num_input_tokens_seen=0, total_flos=0, global_step=step, epoch=0.0)
     given = {"model": model or Model(), "tokenizer": None}
     callback.on_init_end(args, state, control, **given)
     callback.on_train_begin(args, state, control, **given)
@@ -59,13 +61,31 @@ def train_hugging_face(callback: Any, *, model: Any = None, **arguments: Any) ->
         state.total_flos += FLOPS
         callback.on_log(args, state, control, logs={"loss": 1.0}, **given)
     callback.on_train_end(args, state, control, **given)
+    assert not callback._reporter.error
 
 
 def hugging_face(recorder: Recorder, *, options: Mapping[str, Any] | None = None, **how: Any) -> list[Message]:
-    callback = client._HuggingFace({"every": 0.2, **(options or {})})
-    train_hugging_face(callback, **how)
-    assert not callback._reporter.error
+    train_hugging_face(client._HuggingFace({"every": 0.2, **(options or {})}), **how)
     return recorder.all()
+
+
+def train_lightning(callback: Any, *, step: int = 0, rank: int = 0, world_size: int = 1) -> None:
+    """The calls of a Trainer; `step`: that of an earlier fit() that it continues."""
+    trainer = SimpleNamespace(
+        global_rank=rank, world_size=world_size, global_step=step, current_epoch=0, save_checkpoint=lambda: None
+    )
+    callback.setup(trainer, None, "fit")
+    callback.on_train_start(trainer, None)
+    for number in range(STEPS):
+        callback.on_train_batch_start(trainer, None, {}, number)
+        trainer.global_step += 1
+        callback.on_train_batch_end(trainer, None, {"loss": 1.0}, {}, number)
+    callback.teardown(trainer, None, "fit")
+    assert not callback._reporter.error
+
+
+def lightning(**options: Any) -> Any:
+    return client._Lightning(object, None, options)
 
 
 def flops(said: list[Message]) -> float | None:
@@ -129,3 +149,62 @@ def test_recomputation_is_what_the_trainer_s_arguments_say(
     how: dict[str, Any], recompute: str, recorder: Recorder
 ) -> None:
     assert {each.recompute for each in hugging_face(recorder, **how)} == {recompute}
+
+
+# -- trainings one after the other --
+
+
+def steps_of_runs(recorder: Recorder, trainings: int) -> dict[str, list[int]]:
+    """The steps that were reported of each run."""
+    found: dict[str, list[int]] = {}
+    wait_for(lambda: sum(each.steps for each in recorder.messages) == trainings * STEPS, "all steps")
+    for each in recorder.messages:
+        found.setdefault(each.run, []).extend(range((each.step or 0) - each.steps + 1, (each.step or 0) + 1))
+    return {run: steps for run, steps in found.items() if steps}
+
+
+@pytest.mark.parametrize(("run", "names"), [("bert", ["bert", "bert#2", "bert#3"]), ("", ["", "#2", "#3"])])
+@pytest.mark.parametrize(
+    ("make", "train"), [(client._HuggingFace, train_hugging_face), (lambda o: lightning(**o), train_lightning)]
+)
+def test_each_training_of_a_process_is_a_run(
+    run: str, names: list[str], make: Any, train: Any, recorder: Recorder
+) -> None:
+    """Cross-validation: the first two with one callback, the third with another."""
+    one = make({"run": run})
+    for callback in (one, one, make({"run": run})):
+        train(callback)
+    assert steps_of_runs(recorder, 3) == {name: [1, 2, 3] for name in names}
+
+
+@pytest.mark.parametrize(
+    ("make", "train"), [(client._HuggingFace, train_hugging_face), (lambda o: lightning(**o), train_lightning)]
+)
+def test_a_training_that_resumes_is_the_latest(
+    make: Any, train: Any, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPU_EFFICIENCY_RUN", "bert")
+    for step in (5, 0, 3):
+        train(make({}), step=step)
+    assert steps_of_runs(recorder, 3) == {"bert": [6, 7, 8], "bert#2": [1, 2, 3, 4, 5, 6]}
+
+
+def test_trainings_that_have_names_of_their_own_keep_them(recorder: Recorder) -> None:
+    for name in ("sft", "dpo"):
+        train_hugging_face(client._HuggingFace({"run": name}))
+    assert steps_of_runs(recorder, 2) == {"sft": [1, 2, 3], "dpo": [1, 2, 3]}
+
+
+# -- Lightning --
+
+
+def test_the_rank_is_lightning_s(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its launcher sets no RANK; what a batch script was given is not the process's."""
+    monkeypatch.setenv("SLURM_PROCID", "0")
+    train_lightning(lightning(), rank=3, world_size=8)
+    assert {(each.rank, each.world_size) for each in recorder.all()} == {(3, 8)}
+
+
+def test_a_rank_that_is_given_stands(recorder: Recorder) -> None:
+    train_lightning(lightning(rank=1), rank=3, world_size=8)
+    assert {(each.rank, each.world_size) for each in recorder.all()} == {(1, 8)}

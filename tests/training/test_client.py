@@ -462,7 +462,8 @@ def test_steps_that_are_counted_from_zero_are_no_lie(
         ({"OMPI_COMM_WORLD_RANK": "5", "OMPI_COMM_WORLD_SIZE": "16"}, (5, 16)),
         ({"PMI_RANK": "2", "PMI_SIZE": "4"}, (2, 4)),
         ({"SLURM_PROCID": "7", "SLURM_STEP_NUM_TASKS": "64"}, (7, 64)),
-        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "64"}, (0, None)),
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "64"}, (None, None)),
+        ({"WORLD_SIZE": "8", "NODE_RANK": "0", "LOCAL_RANK": "3"}, (None, None)),
         ({"RANK": "first", "WORLD_SIZE": "-1"}, (None, None)),
     ],
 )
