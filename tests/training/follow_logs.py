@@ -72,6 +72,10 @@ def maxtext(step: int, *, seconds: float, dialect: str = "2026", **more: Any) ->
     return line if dialect == "2025" else f"{line}, lm_loss: {8.8:.3f}, perplexity: {6634.2:.3f}"
 
 
+NO_TUNING = "Config param use_sft: False"
+"""As MaxText's pyconfig lists it: all tokens but padding have a weight."""
+
+
 def nanotron(step: int, *, ms: str, dialect: str = "2025", **more: Any) -> str:
     """`train_step_logs`: dialects 2023 (plain numbers), 2024 (K, M, G), 2025 (another order)."""
     stamp = more.get("stamp", "10/17/2025 16:31:56")

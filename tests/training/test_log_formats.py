@@ -179,6 +179,8 @@ def test_maxtexts_step(dialect: str) -> None:
         ("restoring from this run's directory step 100", LogEvent("load", 101)),
         ("restoring from this run's directory latest step           100", LogEvent("load", 101)),
         ("Num_devices: 16, shape OrderedDict([('data', 1)])", LogEvent("facts", facts=(("world", 16.0),))),
+        ("Config param use_sft: True", LogEvent("facts", facts=(("use_sft", "True"),))),
+        ("Config param use_sft_cache: True", None),
     ],
 )  # fmt: skip
 def test_maxtexts_other_lines(line: str, said: LogEvent | None) -> None:

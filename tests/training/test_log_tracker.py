@@ -60,11 +60,15 @@ def test_without_the_worlds_size_only_what_is_of_one_gpu_is_told() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fp8", "bf16", "dtype"), [("hybrid", "True", "fp8"), ("None", "False", ""), ("None", "True", "bf16")]
-)
-def test_megatrons_number_format(fp8: str, bf16: str, dtype: str) -> None:
+    ("fp4", "fp8", "bf16", "dtype"),
+    [
+        ("None", "hybrid", "True", "fp8"), ("None", "None", "False", ""), ("None", "None", "True", "bf16"),
+        ("e2m1", "None", "True", "fp4"), ("e2m1", "hybrid", "True", "fp4"),
+    ],
+)  # fmt: skip
+def test_megatrons_number_format(fp4: str, fp8: str, bf16: str, dtype: str) -> None:
     job = Job()
-    job.parse(f"  fp8 ...... {fp8}", f"  bf16 ..... {bf16}", "  recompute_granularity .... None")
+    job.parse(f"  fp4 ...... {fp4}", f"  fp8 ...... {fp8}", f"  bf16 ..... {bf16}", "  recompute_granularity .... None")
     assert short(job.parse(logs.megatron(1, ms=1.0)), "dtype", "recompute") == [(dtype, "none")]
 
 
@@ -124,6 +128,22 @@ def test_torchtitans_checkpoint_between_two_lines_is_no_time_of_its_steps() -> N
     assert short(job.parse(logs.titan(20, tps=1, stamp="2025-06-16 22:30:28,000")), "seconds", "steps") == [(20.0, 10)]
 
 
+def test_torchtitans_rates_are_means_over_its_checkpoints_too() -> None:
+    """9000 tokens/s for 30 s before; 10 steps with a save of 60 s in between are 3000 tokens/s over 90 s."""
+    job = Job()
+    job.parse(logs.titan(10, tps=9000, stamp="2025-06-16 22:30:00,000"))
+    job.parse(logs.stamped("Saving the checkpoint.", "2025-06-16 22:30:00,000"))
+    job.parse(logs.stamped("Finished saving the checkpoint in 60.00 seconds.", "2025-06-16 22:31:00,000"))
+    (message,) = job.parse(logs.titan(20, tps=3000, tflops=133.0, stamp="2025-06-16 22:31:30,000"))
+    assert (message.seconds, message.tokens, message.model_flops) == (30.0, approx(270e3), approx(133e12 * 90))
+    job.parse(logs.stamped("Saving the checkpoint.", "2025-06-16 22:31:30,000"))
+    job.parse(logs.stamped("Finished saving the checkpoint in 60.00 seconds.", "2025-06-16 22:32:30,000"))
+    validate = "validate step: 25  loss:  5.1234  memory: 49.66GiB(52.28%)  tps: 9,000"
+    job.parse(logs.stamped(validate, "2025-06-16 22:33:00,000"))
+    (message,) = job.parse(logs.titan(30, tps=9000, stamp="2025-06-16 22:33:15,000"))
+    assert (message.seconds, message.tokens) == (30.0, approx(270e3)), "a validation begins new means"
+
+
 def test_the_trainers_steps_before_an_evaluation_in_the_same_look_count() -> None:
     job = Job()
     job.parse(logs.bar(0, 500), now=0)
@@ -138,16 +158,25 @@ def test_the_trainers_steps_before_an_evaluation_in_the_same_look_count() -> Non
 def test_maxtexts_figures() -> None:
     """Tokens of a device 4096 a second for 2 s; 16 devices had 98,304 that count, 6,144 each: 2,048 are padding."""
     job = Job()
-    job.parse("Num_devices: 16, shape (16,)")
+    job.parse("Num_devices: 16, shape (16,)", logs.NO_TUNING)
     first, second = job.parse(logs.maxtext(0, seconds=2.0, weights=98304), logs.maxtext(1, seconds=2.0, weights=131072))
     assert (first.step, first.steps, first.tokens, first.padding) == (1, 1, 8192.0, 2048.0)
     assert first.model_flops == approx(123.456e12 * 2)
     assert (second.step, second.padding, second.world_size) == (2, 0.0, 16)
 
 
+@pytest.mark.parametrize("line", ["Config param use_sft: True", "an older MaxText"])
+def test_maxtexts_prompts_are_no_padding(line: str) -> None:
+    """Fine-tuning on completions: the tokens without a weight are prompts, or padding; nobody knows how many."""
+    job = Job()
+    job.parse("Num_devices: 16, shape (16,)", line)
+    (message,) = job.parse(logs.maxtext(0, seconds=2.0, weights=98304))
+    assert (message.tokens, message.padding) == (8192.0, None)
+
+
 def test_rounding_is_no_padding() -> None:
     job = Job()
-    job.parse("Num_devices: 1, shape (1,)")
+    job.parse("Num_devices: 1, shape (1,)", logs.NO_TUNING)
     (message,) = job.parse(logs.maxtext(0, seconds=0.05, tokens=81956.0, weights=4096.0))
     assert (message.tokens, message.padding) == (approx(4097.8), 0.0)
 
@@ -177,6 +206,22 @@ def test_the_trainers_bar_tells_steps_once_a_look() -> None:
     assert (bar.step, bar.steps, bar.seconds) == (20, 8, 4.0)
     assert (loss.step, loss.loss, loss.epoch) == (20, 1.9, 0.04)
     assert job.parse(logs.bar(20, 500), now=20) == []  # redrawn
+
+
+def test_a_bar_that_jumps_resumes() -> None:
+    """From a checkpoint of step 5000, at log level warning: the bar is drawn at 0, and then after a step."""
+    job = Job()
+    job.parse(logs.bar(0, 10_000), now=0)
+    job.parse(logs.bar(5001, 10_000), logs.bar(5002, 10_000), now=20)
+    job.parse(logs.trainer(loss=1.2, epoch=0.5), now=30)
+    assert short(job.parse(logs.bar(5010, 10_000), now=30), "step", "steps", "seconds") == [(5010, 10, 30.0)]
+
+
+def test_a_bar_that_is_drawn_from_its_first_step_on_counts_all() -> None:
+    job = Job()
+    job.parse(logs.bar(0, 500), logs.bar(1, 500), logs.bar(9, 500), now=1)
+    job.parse(logs.trainer(loss=1.2, epoch=0.5), now=2)
+    assert short(job.parse(logs.bar(10, 500), now=11), "step", "steps", "seconds") == [(10, 10, 10.0)]
 
 
 def test_steps_of_no_time_are_in_the_next_interval() -> None:

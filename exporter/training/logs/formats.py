@@ -206,13 +206,14 @@ def _huggingface_dictionary(fields: dict[str, str]) -> LogEvent | None:
 # MaxText/metric_logger.py (2025; read at 12cfd47) and src/maxtext/common/metric_logger.py (2026; read at 000e6d8),
 # checkpointing.py and max_utils.py's "Num_devices". Dialects: without and with "Tokens/s/device" and "total_weights"
 # (2024), more losses after "loss" (2025), "[Rampup Batch Size Phase]" before a line without FLOPs, three forms of the
-# evaluation's line, "Saved a checkpoint" and "saved a checkpoint", asynchronous saves.
+# evaluation's line, "Saved a checkpoint" and "saved a checkpoint", asynchronous saves. Since 2025 pyconfig.py lists
+# "Config param use_sft: False" at the start.
 #
 # MaxText counts steps from 0: "completed step: 0" is the first completed step, 1 here. "total_weights" are the tokens
-# with a weight in the loss, over all devices; the remaining tokens of a step are padding.
+# with a weight in the loss, over all devices; the remaining tokens of a step are padding, or prompts in fine-tuning.
 
 
-_MAXTEXT_MARKERS = (b"step", b"Num_devices")
+_MAXTEXT_MARKERS = (b"step", b"Num_devices", b"Config param use_sft")
 _MAXTEXT_STEP = re.compile(r"completed step: (\d{1,15}), ")
 _MAXTEXT_FIELD = re.compile(r"([\w/ -]{1,40}): (\S{1,40})")
 _MAXTEXT_VALIDATED = re.compile(
@@ -224,6 +225,7 @@ _MAXTEXT_SAVED = re.compile(
 )
 _MAXTEXT_LOAD = re.compile(r"restoring from this run's directory (?:latest )?step\s{1,20}(\d{1,15})")
 _MAXTEXT_DEVICES = re.compile(r"Num_devices: (\d{1,7}), shape")
+_MAXTEXT_TUNING = re.compile(r"Config param use_sft: (True|False)\b")
 
 
 def read_maxtext(text: str) -> LogEvent | None:
@@ -236,6 +238,8 @@ def read_maxtext(text: str) -> LogEvent | None:
         return LogEvent("saved", step=int(found[1]) + 1)
     if found := _MAXTEXT_LOAD.search(text):
         return LogEvent("load", step=int(found[1]) + 1)
+    if found := _MAXTEXT_TUNING.search(text):
+        return LogEvent("facts", facts=(("use_sft", found[1]),))
     found = _MAXTEXT_DEVICES.search(text)
     return LogEvent("facts", facts=(("world", float(found[1])),)) if found else None
 
@@ -298,6 +302,7 @@ _MEGATRON_ARGUMENTS = {
     "expert_model_parallel_size": "expert",
     "virtual_pipeline_model_parallel_size": "chunks",
     "recompute_granularity": "recompute",
+    "fp4": "fp4",
     "fp8": "fp8",
     "fp16": "fp16",
     "bf16": "bf16",
@@ -424,8 +429,9 @@ def _nanotron_amount(text: str | None) -> float | None:
 # without "(or staging if async is enabled)", also with no space before "in".
 #
 # Lines do not contain the length of their interval: it is the difference of the timestamps to the previous line, or to
-# the end of a validation in between. Without "tflops" the FLOPs are mfu times the peak that the program has printed. If
-# several ranks print, those without the loss (other pipeline stages) print -1 or -2.
+# the end of a validation in between. Their rates are means over that interval, with the checkpoints in it. Without
+# "tflops" the FLOPs are mfu times the peak that the program has printed. If several ranks print, those without the loss
+# (other pipeline stages) print -1 or -2.
 
 
 _TORCHTITAN_MARKERS = (b"step", b"heckpoint", b"Peak FLOPS")

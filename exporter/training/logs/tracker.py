@@ -23,23 +23,28 @@ _ROUNDED_SECONDS = 0.0005
 _DEGREES = ("tensor", "pipeline", "data", "context", "expert")
 
 
-def interval_fields(event: LogEvent, facts: Facts, *, steps: int, seconds: float) -> dict[str, Any]:
-    """Fields of a Message that cover an interval of `seconds`; empty if that is not positive."""
+def interval_fields(event: LogEvent, facts: Facts, *, steps: int, seconds: float, paused: float) -> dict[str, Any]:
+    """Fields of a Message that cover an interval of `seconds`; empty if that is not positive.
+
+    The line's rates are means over these and `paused` seconds.
+    """
     if seconds <= 0.0:
         return {}
     world, sequence = rank_count(facts, "world"), facts.get("sequence")
     share = None if world is None else steps / world
     samples = scaled(event.samples, share)
-    tokens = scaled(event.tokens, seconds)
+    tokens = scaled(event.tokens, seconds + paused)
     if tokens is None and isinstance(sequence, float):
         tokens = scaled(samples, sequence)
-    model, hardware = scaled(_flops(event, facts), seconds), scaled(event.hardware_flops, seconds)
+    model, hardware = (scaled(rate, seconds + paused) for rate in (_flops(event, facts), event.hardware_flops))
+    # In fine-tuning the rest of the tokens are prompts.
+    unpadded = scaled(event.unpadded_tokens, share) if facts.get("use_sft") == "False" else None
     return {
         "seconds": seconds,
         "steps": steps,
         "samples": samples,
         "tokens": tokens,
-        "padding": _padding(tokens, scaled(event.unpadded_tokens, share), rounded=_ROUNDED_SECONDS * steps / seconds),
+        "padding": _padding(tokens, unpadded, rounded=_ROUNDED_SECONDS * steps / seconds),
         "model_flops": model,
         # It may be below model_flops by rounding.
         "hardware_flops": None if hardware is None or hardware < (model or 0.0) else hardware,
@@ -91,9 +96,8 @@ def _schedule(facts: Facts) -> Schedule | None:
 
 
 def _precision(facts: Facts) -> str:
-    if facts.get("fp8", "None") not in ("None", "False"):
-        return "fp8"
-    return next((name for name in ("bf16", "fp16") if facts.get(name) == "True"), "")
+    narrow = next((name for name in ("fp4", "fp8") if facts.get(name, "None") not in ("None", "False")), "")
+    return narrow or next((name for name in ("bf16", "fp16") if facts.get(name) == "True"), "")
 
 
 COPY_SECONDS = 3.0
@@ -159,18 +163,22 @@ class StepSequence:
         """Whether the run was restarted before this step."""
         return bool(self._started) or (self.step is not None and step <= self.step)
 
-    def interval(self, step: int, step_seconds: float | None, at: LineTime) -> tuple[int, float]:
-        """Number of steps that the line covers, and their seconds; zeros if their duration is unknown."""
-        base = self._base(step)
+    def interval(self, step: int, step_seconds: float | None, at: LineTime) -> tuple[int, float, float]:
+        """Number of steps that the line covers, their seconds, and those of pauses over which its rates are means, too.
+
+        Zeros if the duration of the steps is unknown.
+        """
+        base, paused = self._base(step), 0.0
         if step_seconds is not None:
             steps = min(self._steps_per_line or 1, step) if base is None else step - base
             seconds = step_seconds * steps
         elif base is None or self._interval_start is None:
-            return 0, 0.0
+            return 0, 0.0, 0.0
         else:
             steps = step - (self._interval_step if base == self.step else base)
             seconds = self._training_seconds(self._interval_start, step, steps, at)
-        return (steps, seconds) if 0.0 < seconds <= _DAY else (0, 0.0)
+            paused = self._paused if self._resumed is None else 0.0
+        return (steps, seconds, paused) if 0.0 < seconds <= _DAY else (0, 0.0, 0.0)
 
     def record(self, step: int, writer: str, at: LineTime) -> None:
         """Count the step."""
@@ -270,6 +278,20 @@ _BARS = 16
 _FACTS = 64
 
 
+class _FirstBar(Struct):
+    """Where a bar begins: at its first position, or where it jumps to from 0, because a training resumes there."""
+
+    step: int
+    writer: str
+    at: LineTime
+    moved: bool = False
+
+    def move(self, step: int) -> None:
+        """Take the step before the first position other than 0."""
+        if not self.moved and step > self.step:
+            self.step, self.moved = step - 1 if self.step == 0 else self.step, True
+
+
 class TimedMessage(Struct, frozen=True):
     """A message and the duration it covers: earlier messages ended that much earlier."""
 
@@ -298,8 +320,8 @@ class LogTracker:
         self._just_saved, self._saved_step = False, -1
         self._total: int | None = None
         self._expects_total = False
-        self._first_bars: dict[int | None, tuple[int, str, LineTime]] = {}
-        """The first position of each bar, by its total, until the training's is known."""
+        self._first_bars: dict[int | None, _FirstBar] = {}
+        """By the bar's total, until the training's is known."""
         self._bar_event: tuple[LogEvent, str, LineTime] | None = None
 
     def start_fresh(self) -> None:
@@ -326,9 +348,9 @@ class LogTracker:
         sequence, step = self.sequence, event.step or 0
         if not step or not sequence.is_new(step, writer, at):
             return []
-        steps, seconds = sequence.interval(step, event.step_seconds, at)
+        steps, seconds, paused = sequence.interval(step, event.step_seconds, at)
         message = Message(
-            **interval_fields(event, self._facts, steps=steps, seconds=seconds),
+            **interval_fields(event, self._facts, steps=steps, seconds=seconds, paused=paused),
             **job_fields(self._facts),
             step=step,
             loss=encode_loss(event.loss),
@@ -344,7 +366,7 @@ class LogTracker:
         if self._expects_total:
             self._choose_bar(event.total)
         elif self._total is None and len(self._first_bars) < _BARS:
-            self._first_bars.setdefault(event.total, (event.step or 0, writer, at))
+            self._first_bars.setdefault(event.total, _FirstBar(event.step or 0, writer, at)).move(event.step or 0)
         if event.total == self._total:
             self._bar_event = None if event.step == self.sequence.step else (event, writer, at)
             return []
@@ -354,11 +376,11 @@ class LogTracker:
         return [*self.flush_bar(), *self._on_validate(event, writer, at)]
 
     def _choose_bar(self, total: int | None) -> None:
-        """Take the bar for the training's: its steps count from its first position on, which may be long ago."""
+        """Take the bar for the training's: its steps count from its beginning on, which may be long ago."""
         self._total, self._expects_total = total, False
         first = self._first_bars.get(total)
         if first is not None and self.sequence.step is None:
-            self.sequence.record(*first)
+            self.sequence.record(first.step, first.writer, first.at)
         self._first_bars = {}
 
     def _on_metrics(self, event: LogEvent, _writer: str, _at: LineTime) -> list[TimedMessage]:
