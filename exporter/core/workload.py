@@ -185,7 +185,7 @@ class WorkloadCredit(Struct, eq=False):
     def _set_recompute(self, report: TrainingReport, policy: Policy) -> None:
         if report.hardware_flops and report.model_flops is not None:
             self.recompute = round((1.0 - report.model_flops / report.hardware_flops) * PPM)
-        elif report.recompute:
+        elif report.hardware_flops is None and report.recompute:
             selective = round(policy.selective_recompute_share * PPM)
             self.recompute = {"full": FULL_RECOMPUTE, "selective": selective}.get(report.recompute, 0)
 

@@ -238,6 +238,19 @@ def model_flops_16bit(message: Message) -> float | None:
 _NARROW = ("fp8", "fp4")
 
 
+def hardware_flops(message: Message) -> float | None:
+    """FLOPs with those of the second forward pass, if all activations are recomputed; None where not reported.
+
+    Of a known shape: the second pass adds a third to a step whose parameters are all trained, half if all are frozen.
+    """
+    model = model_flops(message)
+    if message.hardware_flops is not None or message.recompute != "full" or message.model is None or model is None:
+        return message.hardware_flops
+    shape = message.model
+    forward = 2.0 * shape.parameters + _attention_flops(shape) / 3.0
+    return model * (1.0 + forward / flops_per_token(shape))
+
+
 def flops_per_token(shape: Shape) -> float:
     """Training FLOPs per token: 6N + 12*L*H*Q*T, attention halved if causal; frozen parameters count 4, trained 6."""
     trained = shape.parameters if shape.trained is None else min(shape.trained, shape.parameters)

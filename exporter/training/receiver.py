@@ -21,6 +21,7 @@ from exporter.training.message import (
     Message,
     ReportRefusedError,
     bubble_share,
+    hardware_flops,
     model_flops,
     model_flops_16bit,
 )
@@ -247,8 +248,8 @@ def _open_followers(config: Config, clock: Clock) -> LogFollower | None:
 
 
 _UNCHANGED = (
-    "run", "step", "steps", "highest_step", "epoch", "tokens", "padding", "samples", "hardware_flops", "dtype",
-    "recompute", "phase", "checkpoints", "restart",
+    "run", "step", "steps", "highest_step", "epoch", "tokens", "padding", "samples", "dtype", "recompute", "phase",
+    "checkpoints", "restart",
 )  # fmt: skip
 """Fields that a report has from its message without conversion."""
 
@@ -264,6 +265,7 @@ def to_report(
         end=end,
         **{name: getattr(message, name) for name in _UNCHANGED},
         model_flops=model_flops(message),
+        hardware_flops=hardware_flops(message),
         model_flops_16bit=model_flops_16bit(message),
         gpus=message.gpus or message.world_size or 1,
         each=each,

@@ -21,6 +21,7 @@ from exporter.training.message import (
     bubble_share,
     decode_message,
     flops_per_token,
+    hardware_flops,
     model_flops,
     model_flops_16bit,
 )
@@ -144,6 +145,26 @@ def test_hardware_flops_are_held_against_a_shape_s_too() -> None:
     with pytest.raises(ReportRefusedError, match="less than model_flops"):
         of(tokens=100, seconds=1, model={"parameters": 1e9}, hardware_flops=5e11)
     assert of(tokens=100, seconds=1, model={"parameters": 1e9}, hardware_flops=8e11).hardware_flops == 8e11
+
+
+@pytest.mark.parametrize(
+    ("more", "times"),
+    [
+        ({"recompute": "full"}, 4 / 3),
+        ({"recompute": "full", "trained": 0}, 3 / 2),
+        ({"recompute": "full", "trained": 2.5e8}, 1 + 2 / 4.5),
+        ({"recompute": "selective"}, None),
+        ({}, None),
+    ],
+)
+def test_a_second_forward_pass_is_a_larger_part_where_weights_are_frozen(more: dict[str, Any], times: float) -> None:
+    """Forward and backward passes take 2 and 4 FLOPs a parameter and token, 2 and 2 if it is frozen."""
+    shape = {"parameters": 1e9, **{name: more.pop(name) for name in ("trained",) if name in more}}
+    said = of(tokens=100, seconds=1, model=shape, **more)
+    assert hardware_flops(said) == (None if times is None else pytest.approx((model_flops(said) or 0) * times))
+    told = of(model_flops=9e11, hardware_flops=1e12, seconds=1, model=shape, **more)
+    assert hardware_flops(told) == 1e12
+    assert hardware_flops(of(model_flops=9e11, seconds=1, **more)) is None
 
 
 def test_attention_of_narrow_formats_is_in_16_bits() -> None:
