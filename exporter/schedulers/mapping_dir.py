@@ -15,7 +15,6 @@ import stat
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from msgspec import Struct, structs
 
 from exporter.core.model import MS, SECOND, UNKNOWN_JOB, Allocation, Device, Fault, Owner, Reading
 from exporter.schedulers.base import Member, SchedulerError, SchedulerState
-from exporter.schedulers.procfs import JobMembers, ProcessInfo, slurm_jobs, user_name
+from exporter.schedulers.procfs import JobMembers, ProcessInfo, UserNames, slurm_jobs, user_name
 from exporter.schedulers.rules import Rules
 
 log = logging.getLogger(__name__)
@@ -116,7 +115,7 @@ class MappingDirScheduler:
         """`wall` returns Unix nanoseconds, `user_of` a uid's name. Raises SchedulerError if `path` cannot be read."""
         self.node = platform.node()
         self._path, self._rules, self._wall = Path(path), rules or Rules(), wall
-        self._user_of = cache(user_of)
+        self._user_of = UserNames(user_of)
         self._files = JobFiles(self._path)
         self._members = JobMembers(self._job_of, proc=proc, proven=self._proven)
         self._listed: frozenset[str] = frozenset()

@@ -11,7 +11,6 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from msgspec import Struct, structs
 from exporter.core.model import MS, NEVER, SECOND, Allocation, Device, Owner, Process, Reading
 from exporter.files import may_exist
 from exporter.schedulers.base import Member, SchedulerError, SchedulerState
-from exporter.schedulers.procfs import SLUID, ProcessCache, rank_of, read_process, user_name
+from exporter.schedulers.procfs import SLUID, ProcessCache, UserNames, rank_of, read_process, user_name
 from exporter.schedulers.rules import Rules
 
 _UNITS = (
@@ -47,8 +46,8 @@ class _ProcessOwner(Struct, frozen=True):
     command: str
     start: int
     rank: str
-    known: bool = True
-    """False: not visible in /proc, so no rule is applied."""
+    uid: int | None = None
+    """None: not visible in /proc, so no rule is applied."""
 
 
 class ProcessesScheduler:
@@ -61,14 +60,13 @@ class ProcessesScheduler:
         rules: Rules | None = None,
         *,
         proc: str | Path = "/proc",
-        user_of: Callable[[int], str] | None = None,
+        user_of: Callable[[int], str] = user_name,
         suspended: Callable[[], int] | None = None,
     ) -> None:
         """`user_of` maps a uid to a name, `suspended` returns the nanoseconds spent suspended since boot."""
         self.node = platform.node()
         self._proc, self._rules = Path(proc), rules or Rules()
-        # Cached for good: the name service may be remote, and the reading thread must not wait twice.
-        self._user_of = cache(user_of or user_name)
+        self._user_of = UserNames(user_of)
         self._suspended = suspended or _suspended_nanoseconds
         self._hertz = os.sysconf("SC_CLK_TCK")
         self._seen, self._others = ProcessCache(self._proc, self._identify), ProcessCache(self._proc, self._identify)
@@ -91,7 +89,8 @@ class ProcessesScheduler:
         self._require_lists(readings, lists)
         if not lists and not self._listed_at:
             return None
-        known = self._seen.refresh(process.pid for r in lists.values() for process in r.processes or ())
+        seen = self._seen.refresh(process.pid for r in lists.values() for process in r.processes or ())
+        known = {pid: self._named(who) for pid, who in seen.items()}
         ended = [gone for reading in lists.values() for gone in self._update_gpu(reading, known, now=now)]
         counts = Counter(job for _, job in self._held)
         self._held = {key: structs.replace(a, gpus=counts[key[1]]) for key, a in self._held.items()}
@@ -102,7 +101,7 @@ class ProcessesScheduler:
     def members(self, pids: Sequence[int]) -> Mapping[int, Member]:
         """See `Scheduler.members`: all processes of a user's unit belong to that unit's job on a GPU."""
         holders = {job for _, job in self._held}
-        found = self._others.lookup(pids).items()
+        found = ((pid, self._named(who)) for pid, who in self._others.lookup(pids).items())
         return {pid: Member(who.owner.job_id, who.rank) for pid, who in found if who.owner.job_id in holders}
 
     def update(self, rules: Rules) -> None:
@@ -147,13 +146,17 @@ class ProcessesScheduler:
         process = read_process(folder)
         if process.uid is None:
             raise ValueError(f"{folder}/status: no uid")
-        user, unit = self._user_of(process.uid), _unit(process.cgroup)
         kind = "session" if _SESSION.search(process.cgroup) else ""
-        owner = Owner(f"{user}/{unit}", "processes", user, name=unit, kind=kind)
-        return _ProcessOwner(owner, process.command, self._started(ticks), rank_of(process.environ))
+        owner = _owned_by(self._user_of(process.uid), Owner("", "processes", name=_unit(process.cgroup), kind=kind))
+        return _ProcessOwner(owner, process.command, self._started(ticks), rank_of(process.environ), process.uid)
+
+    def _named(self, who: _ProcessOwner) -> _ProcessOwner:
+        """Return the process with its user's name, which may not have been known when it was read."""
+        user = who.owner.user if who.uid is None else self._user_of(who.uid)
+        return who if user == who.owner.user else structs.replace(who, owner=_owned_by(user, who.owner))
 
     def _apply_rules(self, who: _ProcessOwner) -> Owner:
-        return self._rules.apply(who.owner, command=who.command) if who.known else who.owner
+        return who.owner if who.uid is None else self._rules.apply(who.owner, command=who.command)
 
     def _started(self, ticks: int) -> int:
         nanoseconds = ticks * SECOND // self._hertz - self._suspended()
@@ -170,10 +173,14 @@ def _present(reading: Reading, known: Mapping[int, _ProcessOwner]) -> dict[str, 
     present: dict[str, _ProcessOwner] = {}
     for process in reading.processes or ():
         # An unknown process's start is not visible; it existed when the list was made for this reading.
-        who = known.get(process.pid) or _ProcessOwner(_unknown(process), "", reading.start, "", known=False)
+        who = known.get(process.pid) or _ProcessOwner(_unknown(process), "", reading.start, "")
         job = who.owner.job_id
         present[job] = structs.replace(who, start=min(who.start, present.get(job, who).start))
     return present
+
+
+def _owned_by(user: str, owner: Owner) -> Owner:
+    return structs.replace(owner, job_id=f"{user}/{owner.name}", user=user)
 
 
 def _members(readings: Iterable[Reading], known: Mapping[int, _ProcessOwner]) -> dict[int, Member]:

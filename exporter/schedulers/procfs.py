@@ -7,6 +7,7 @@ namespace: `proc` must be the host's /proc, or no process is matched to a job.
 
 import pwd
 import re
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -25,6 +26,7 @@ _TEXT_BYTES = 64 * 1024
 """Bytes read of any other file of a process."""
 _MOST_CACHED = 4096
 """Processes kept in the cache though no GPU lists them."""
+_NAMELESS_SECONDS = 60.0
 _COMMAND_CHARS = 4096
 _RANK_DIGITS = 9
 _RANK_VARIABLES = (
@@ -167,11 +169,37 @@ def rank_of(environ: Mapping[str, str]) -> str:
 
 
 def user_name(uid: int) -> str:
-    """Return the user's name, or the uid if it has none. May query a name service: cache the result."""
+    """Return the user's name, or the uid if it has none. May query a name service: see `UserNames`."""
     try:
         return escape_surrogates(pwd.getpwuid(uid).pw_name)
     except KeyError:
         return str(uid)
+
+
+class UserNames:
+    """Returns users' names and remembers them, because the name service may be remote, and the caller must not wait.
+
+    That a user has no name is believed for a minute only: at boot the service may not be up yet.
+    """
+
+    def __init__(
+        self, user_of: Callable[[int], str] = user_name, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`user_of` returns a uid's name, or the uid if it has none."""
+        self._user_of, self._clock = user_of, clock
+        self._names: dict[int, str] = {}
+        self._nameless_until: dict[int, float] = {}
+
+    def __call__(self, uid: int) -> str:
+        """Return the user's name, or the uid if it has none."""
+        name = self._names.get(uid)
+        if name is None and self._clock() >= self._nameless_until.get(uid, 0.0):
+            name = self._user_of(uid)
+            if name == str(uid):
+                self._nameless_until[uid] = self._clock() + _NAMELESS_SECONDS
+            else:
+                self._names[uid] = name
+        return str(uid) if name is None else name
 
 
 def _uid(status: str) -> int | None:

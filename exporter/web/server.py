@@ -36,6 +36,8 @@ from exporter.worker import Worker
 
 _SWEEP_SECONDS = 0.5
 _REGULAR_SECONDS, _MOST_KNOWN = 60.0, 256
+_FORGET_SECONDS = 3600.0
+"""An address that was not served for so long, which no scraper is, makes room for another."""
 _NEW_CLIENT_PENALTY = 0.5
 """Added to the eviction rank of a connection without a completed request, so that a flood of new connections evicts
 established ones only after half of their timeout."""
@@ -274,6 +276,8 @@ class ConnectionManager:
         self._tasks: set[asyncio.Task[None]] = set()
         self._served_since: dict[str, float] = {}
         """When what each address asked for was first answered; refusals and probes do not count."""
+        self._served_at: dict[str, float] = {}
+        """When it was last answered; the latest is last."""
         self._turns: dict[str, _Turn] = {}
 
     def listen(self, sock: socket.socket, config: uvicorn.Config, listener: WebListener) -> None:
@@ -369,10 +373,19 @@ class ConnectionManager:
             connection.abort()
 
     def note_served(self, address: str) -> None:
-        """Note that a request of the address was answered; remembers the addresses that were served first."""
-        self._served_since.setdefault(address, time.monotonic())
-        if len(self._served_since) > _MOST_KNOWN:
-            del self._served_since[max(self._served_since, key=self._served_since.__getitem__)]
+        """Note that a request of the address was answered.
+
+        Of too many addresses, the one that was served longest ago is forgotten if that was long ago, else the new one:
+        a flood from many addresses displaces no scraper.
+        """
+        now = time.monotonic()
+        self._served_since.setdefault(address, now)
+        self._served_at.pop(address, None)
+        self._served_at[address] = now
+        if len(self._served_at) > _MOST_KNOWN:
+            quiet = next(iter(self._served_at))
+            gone = quiet if now - self._served_at[quiet] >= _FORGET_SECONDS else address
+            del self._served_since[gone], self._served_at[gone]
 
     @contextlib.asynccontextmanager
     async def turn(self, address: str) -> AsyncIterator[None]:

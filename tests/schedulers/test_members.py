@@ -13,7 +13,15 @@ from hypothesis import strategies as st
 
 from exporter.core.model import SECOND, Process, Reading
 from exporter.schedulers.base import Member
-from exporter.schedulers.procfs import JobMembers, ProcessCache, ProcessInfo, rank_of, read_process, user_name
+from exporter.schedulers.procfs import (
+    JobMembers,
+    ProcessCache,
+    ProcessInfo,
+    UserNames,
+    rank_of,
+    read_process,
+    user_name,
+)
 
 
 def process(
@@ -272,3 +280,24 @@ def test_a_user_s_name_that_is_no_utf_8_can_be_written(monkeypatch: pytest.Monke
     monkeypatch.setattr(pwd, "getpwuid", lambda _: entry)
     assert user_name(1001) == "zo\\udceb"
     assert user_name(1001).encode()
+
+
+def test_a_name_is_asked_for_once_and_a_user_without_one_each_minute() -> None:
+    directory, asked, now = {1001: "ada"}, list[int](), [5.0]
+
+    def user_of(uid: int) -> str:
+        asked.append(uid)
+        return directory.get(uid, str(uid))
+
+    names = UserNames(user_of, clock=lambda: now[0])
+    assert [names(uid) for uid in (1001, 1002, 1001, 1002)] == ["ada", "1002", "ada", "1002"]
+    assert asked == [1001, 1002]
+    directory[1002] = "bob"
+    now[0] = 64.9
+    assert names(1002) == "1002"
+    now[0] = 65.0
+    assert [names(1002), names(1002)] == ["bob", "bob"]
+    directory.clear()
+    now[0] = 1e9
+    assert [names(1001), names(1002)] == ["ada", "bob"]
+    assert asked == [1001, 1002, 1002]

@@ -14,6 +14,7 @@ from exporter.config import Config, HostSettings, WorkloadRule, WorkloadSettings
 from exporter.core.model import MS, SECOND, Allocation, Process, Reading
 from exporter.schedulers.base import Member, SchedulerError
 from exporter.schedulers.processes import ProcessesScheduler, open_processes
+from exporter.schedulers.procfs import UserNames
 
 HERTZ = os.sysconf("SC_CLK_TCK")
 ALICE, BOB = 1001, 1002
@@ -415,3 +416,21 @@ def test_a_real_start_lies_between_the_moments_around_it() -> None:
         child.communicate(b"\n")
     tick = SECOND // HERTZ
     assert before - tick - MS <= held.start <= now
+
+
+def test_who_had_no_name_at_boot_is_called_by_it_as_soon_as_it_is_known(proc: Proc) -> None:
+    """The name service came up after the daemon: the job of the number ends, the one of the name begins."""
+    directory, now = dict[int, str](), [0.0]
+    asked = scheduler(proc)
+    asked._user_of = UserNames(lambda uid: directory.get(uid, str(uid)), clock=lambda: now[0])
+    worker, other = proc.add(10), proc.add(11)
+    (held,) = look(asked, gpu(0, worker, at=100 * SECOND))
+    assert (held.owner.job_id, held.owner.user) == ("1001/train.service", "1001")
+    directory[ALICE] = "alice"
+    now[0] = 60.0
+    ended, held = sorted(look(asked, gpu(0, worker, at=160 * SECOND)), key=lambda each: each.end is None)
+    assert (ended.owner.job_id, ended.end) == ("1001/train.service", 160 * SECOND)
+    assert (held.owner.job_id, held.owner.user, held.owner.name) == ("alice/train.service", "alice", "train.service")
+    assert held.start == 100 * SECOND
+    assert asked.members([other.pid]) == {11: Member("alice/train.service", "")}
+    assert look(asked, gpu(0, worker, at=161 * SECOND)) == (held,)

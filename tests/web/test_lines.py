@@ -242,6 +242,24 @@ def test_beside_a_regular_the_requests_of_newcomers_wait_for_each_other(monkeypa
         assert manager.request_delay("b") == 0.0
 
 
+def test_the_regulars_are_those_of_today_and_no_flood_displaces_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scraper each minute, of a pod that gets another address each hour, among addresses that come once."""
+    now = [0.0]
+    monkeypatch.setattr("exporter.web.server.time.monotonic", lambda: now[0])
+    manager = ConnectionManager(uvicorn.Server(uvicorn.Config(plain_app())), ConnectionLimits())
+    for minute in range(60 * 24):
+        now[0] = minute * 60.0
+        manager.note_served("scraper")
+        manager.note_served(f"pod {minute // 60}")
+        manager.note_served(f"visitor {minute}")
+    assert [manager.is_regular(address, now[0]) for address in ("scraper", "pod 23", "pod 2")] == [True, True, False]
+    for n in range(10_000):
+        manager.note_served(f"attacker {n}")
+    now[0] += 60.0
+    assert [manager.is_regular(address, now[0]) for address in ("scraper", "pod 23")] == [True, True]
+    assert len(manager._served_since) == len(manager._served_at) == 256
+
+
 def test_a_regular_that_asks_for_more_than_a_scraper_is_one_of_the_crowd(monkeypatch: pytest.MonkeyPatch) -> None:
     """Attackers who are served for a minute, too, take no more of the time than those who are not."""
     now = [0.0]

@@ -10,14 +10,13 @@ import os
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 from exporter.core.model import SECOND, UNKNOWN_JOB, Allocation, Device, Fault, Owner, Reading
 from exporter.files import may_exist
 from exporter.schedulers.base import Member, SchedulerError, SchedulerState
-from exporter.schedulers.procfs import JobMembers, ProcessInfo, slurm_jobs, user_name
+from exporter.schedulers.procfs import JobMembers, ProcessInfo, UserNames, slurm_jobs, user_name
 from exporter.schedulers.rules import Rules
 from exporter.schedulers.slurm.client import CommandClient, Commands, SlurmClient
 from exporter.schedulers.slurm.controller import ControllerQueries
@@ -73,7 +72,7 @@ class SlurmScheduler:
         self._jobs = JobTable(controller, node)
         self._tracker = AllocationTracker(rules or Rules())
         self._members = JobMembers(self._job_of, proc=proc, proven=self._proven)
-        self._user_of = cache(user_of)
+        self._user_of = UserNames(user_of)
         self._gpu_map: GpuMap | None = None
         self._gpu_map_at: int | None = None
         self._conf = conf
