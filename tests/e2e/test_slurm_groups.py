@@ -18,6 +18,6 @@ def test_a_job_has_its_gpus_where_slurmd_may_not_make_a_control_group(name: str,
         here.holds(job)
         assert any(line.startswith("slurmd") for line in here.rig.asked(node))
         page = here.observers[0].page()
-        assert page.total("faults_total") == 0
+        assert page.total("faults_total", kind="scheduler_refused") == 0
         here.rig.cancel(job)
         here.observers[0].until(lambda held: not held, "nothing is held")
