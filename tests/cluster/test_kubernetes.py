@@ -256,6 +256,15 @@ def test_disruptions_are_told_with_their_cause(reason: str, cause: str, culprit:
     assert (run.job_id, run.restarts, run.each, run.cause, run.culprit) == ("ml/job/a", 1, 4, cause, culprit)
 
 
+def test_a_pod_that_was_disrupted_before_is_not_disrupted_by_another_change() -> None:
+    seen = Disruptions()
+    before, gone = (msgspec.convert(disrupted(pod("a", 4, node="n1"), "DeletionByPodGC"), ClusterPod) for _ in range(2))
+    seen.observe(before, gone)
+    assert seen.pods() == ()
+    seen.observe(msgspec.convert(pod("a", 4, node="n1"), ClusterPod), gone)
+    assert seen.pods() == ((gone, "node_failure"),)
+
+
 def test_a_job_runs_since_its_first_pod_began_with_the_priority_of_its_pods() -> None:
     first, second = (of_job(pod(f"a-{n}", 4, node="n1", priority=7), "a") for n in (0, 1))
     first["status"]["startTime"], second["status"]["startTime"] = LATER, MADE

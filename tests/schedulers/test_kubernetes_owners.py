@@ -13,8 +13,10 @@ from exporter.schedulers.kubernetes.objects import (
     KubernetesNode,
     Pod,
     PodObject,
+    gpu_groups,
     node_condition,
     owner_of,
+    reserves_gpu,
     restarts_of,
     size_of,
 )
@@ -202,3 +204,21 @@ def test_whatever_is_written_on_a_pod_it_has_one_job(
     assert found.kind == found.kind.lower()
     pods, world = size_of(thing)
     assert min(pods, world) >= 0
+
+
+@pytest.mark.parametrize(
+    ("namespace", "labels", "groups", "reserves"),
+    [
+        ("kai-resource-reservation", {"runai-gpu-group": "a"}, {"a"}, True),
+        ("runai-reservation", {"runai-gpu-group": "a"}, {"a"}, True),
+        ("kai-resource-reservation", {"app": "a"}, set(), False),
+        ("ml", {"runai-gpu-group": "a"}, {"a"}, False),
+        ("ml", {"runai-gpu-group/a": "a", "runai-gpu-group/b": "b", "runai-gpu-groups": "c"}, {"a", "b"}, False),
+        ("ml", {}, set(), False),
+    ],
+)
+def test_kais_reservations_are_in_its_namespaces_and_the_pods_of_a_group_have_its_label(
+    namespace: str, labels: dict[str, str], groups: set[str], *, reserves: bool
+) -> None:
+    thing = read({"metadata": {"namespace": namespace, "labels": labels}})
+    assert (set(gpu_groups(thing)), reserves_gpu(thing)) == (groups, reserves)
