@@ -92,12 +92,19 @@ class Span(Struct, gc=False):
     def reported(self, balance: int, estimate: int = 0) -> int:
         """What the balance still covers, ppm; `estimate` if it was never reported.
 
-        Gaps between launches look like waiting for a phase. Of them a phase takes only what longer waits have left.
+        Gaps between launches look like waiting for a phase, and so does what little nearly full readings leave. Of them
+        a phase takes only what longer waits have left.
         """
         credit = self.credit
         if credit is None or balance not in credit.known:
             return estimate
-        return credit.available(balance, self.ms, beyond_last=self.launching)
+        gaps = self.launching or (balance in TIMED_PHASES and self.nearly_full)
+        return credit.available(balance, self.ms, beyond_last=gaps)
+
+    @property
+    def nearly_full(self) -> bool:
+        """Kernels that do not poll run nearly all the time: what is left are gaps between them."""
+        return self.ev.engine >= self.policy.host_gap_engine and not self.spinning
 
     @property
     def launching(self) -> bool:
@@ -119,9 +126,13 @@ class Span(Struct, gc=False):
         """Loss shares from the serving engine's last report; all 0 without one."""
         return _NO_SHARES if self.credit is None else self.credit.shares
 
+    def without_kernel(self, left: int) -> int:
+        """The part of `left` in the pools WAIT and SLACK, which drain in this order, in which no kernel runs."""
+        return max(0, left - self.pools[SLACK])
+
     def waiting(self, left: int) -> int:
         """The part of `left` in the pools WAIT and SLACK in which nothing progresses: no kernel, or one that polls."""
-        return left if self.spinning else max(0, left - self.pools[SLACK])
+        return left if self.spinning else self.without_kernel(left)
 
     def owned(self, share: float) -> int:
         """This owner's ppm of an activity that took `share` of the GPU's time, 0-1."""
@@ -168,12 +179,23 @@ def estimate_of(span: Span) -> Estimate:
     return estimate_communication(span.ev, span.levels, span.policy, span.timed, launches=span.launching)
 
 
+def estimate_data_stall(span: Span, left: int) -> int:
+    """All waiting while input arrives, without what the stages of a pipeline wait for each other (E)."""
+    if STARVED not in span.signs or span.spinning:
+        return 0
+    return int(span.without_kernel(left) * (1.0 - span.levels.bubbles.idle))
+
+
 def detect_pipeline_bubble(span: Span, left: int) -> int:
-    """The reported time; else what a batch job's GPUs wait as the stages of a pipeline do (E)."""
+    """The reported time; else what a batch job's GPUs wait as the stages of a pipeline do (E).
+
+    Of a job that times its other waits, all that they have left without a kernel is its bubbles.
+    """
     bubbles, known = span.levels.bubbles, () if span.credit is None else span.credit.known
     if BUBBLE in known or COMMUNICATION in known or span.serves:
         return span.reported(BUBBLE)
-    idle, polls = span.pools[WAIT] * bubbles.idle, 0.0
+    share = 1.0 if bubbles.idle and span.times_phases else bubbles.idle
+    idle, polls = min(span.without_kernel(left), span.pools[WAIT] * share), 0.0
     if bubbles.polling:
         slack = span.pools[SLACK]
         polls = (slack if span.spinning else min(slack, span.owned(estimate_of(span).value))) * bubbles.polling
@@ -185,8 +207,8 @@ def detect_host_overhead(span: Span, left: int) -> int:
     """All waiting while the engine is partly busy, evenly, with kernels that fill few SMs or leave only gaps (E).
 
     A server's kernels are small by nature: what they wait for is the CPU that schedules the next batch. A job that
-    times its phases says when it waits for input or saves. What even gaps are left in its steps, or gaps between
-    kernels that fill few SMs, are launches.
+    times its phases says when it waits for input or saves. What even gaps are left in its steps, or gaps in readings
+    that are nearly full, or between kernels that fill few SMs, are launches.
     """
     ev, policy, even = span.ev, span.policy, STEADY in span.signs
     if not policy.host_bound_engine_low <= ev.engine <= policy.host_bound_engine_high:
@@ -194,7 +216,7 @@ def detect_host_overhead(span: Span, left: int) -> int:
     if span.launching:
         return left
     small = ev.sm is not None and ev.sm < policy.small_kernel_share * ev.engine
-    if span.times_phases and (even or small):
+    if span.times_phases and (even or small or span.nearly_full):
         return left
     return left if even and (small or span.serves or ev.engine >= policy.host_gap_engine) else 0
 
@@ -368,7 +390,9 @@ LEAKS: tuple[Leak, ...] = (
     Leak("data_stall", "ectr", "the job waits for its next batch of input",
         pools=(WAIT, SLACK), evidence="reported or estimated", signs=(STARVED, REPORTING),
         detector=lambda span, left: min(
-            span.waiting(left), span.reported(DATA, left if STARVED in span.signs and not span.spinning else 0)
+            # Who waits for input runs no kernel: one that polls waits for a peer, whatever that waits for.
+            span.without_kernel(left),
+            span.reported(DATA, estimate_data_stall(span, left)),
         ),
         balance=DATA, team="data",
         watch="input wait per step", fix="more loader workers, prefetch, local copies of the data", colour="#962E8A"),
