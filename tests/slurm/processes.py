@@ -49,6 +49,9 @@ def remove_groups(nodes: Iterable[str]) -> None:
             for group in inner:
                 with contextlib.suppress(OSError):
                     group.rmdir()
+            if top.parent.suffix == ".slice" and top.parent.name != "system.slice":
+                with contextlib.suppress(OSError):
+                    top.parent.rmdir()
 
 
 def _signal(pids: Iterable[int], number: int) -> None:
