@@ -339,14 +339,12 @@ def _unheld_notes(args: argparse.Namespace, fleet: FleetUsage | None) -> Iterato
 
 
 def _period_notes(args: argparse.Namespace, spans: tuple[Period, ...], known: Period) -> Iterator[str]:
-    """Mention that records cover less than the period."""
-    if known == Period(spans[0].start, spans[-1].end):
-        return
-    times = f"the first of these jobs began {format_time(known.start)}, the last ended {format_time(known.end)}"
-    if args.gpus is None:
-        yield f"{times}: all figures are of the time between"
-    else:
-        yield f"{times}: before and after it, nobody had the GPUs (--since and --at choose another time)"
+    """Mention that no job is known of a part of the period."""
+    if args.gpus is not None and known != Period(spans[0].start, spans[-1].end):
+        yield (
+            f"the first of these jobs began {format_time(known.start)}, the last ended {format_time(known.end)}: before"
+            " and after it, nobody had the GPUs (--since and --at choose another time)"
+        )
 
 
 # -- flags --

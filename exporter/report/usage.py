@@ -210,8 +210,8 @@ def usage_records(
         for number in range(first, end):
             seconds, joules = _amounts_within(usage_input, times[number])
             intensity = mean_intensity(_energy_intervals(usage_input, times[number]), carbon)
-            if sum(seconds.values()) > 0:
-                money = _money_within(usage_input, times[number])
+            if (held := sum(seconds.values())) > 0:
+                money = _money_within(usage_input, times[number], held)
                 yield UsageRecord(
                     period=number, identity=identity, seconds=seconds, money=money, energy=joules,
                     energy_money=energy.money(sum(joules.values())), intensity=intensity, models=usage_input.models,
@@ -249,10 +249,11 @@ def _amounts_within(usage_input: UsageInput, period: Period) -> tuple[dict[str, 
     return {leak: value for leak, value in within.items() if value > 0}, joules
 
 
-def _money_within(usage_input: UsageInput, period: Period) -> dict[str, float]:
-    """Return the cost of the input in a period, by currency: each hour has the price of its time."""
-    if period.start <= usage_input.start and usage_input.end <= period.end:
-        return dict(usage_input.money)
+def _money_within(usage_input: UsageInput, period: Period, seconds: float) -> dict[str, float]:
+    """Return the cost of the input in a period, in which it held `seconds`, by currency: each has its own price."""
+    if not usage_input.price_changes:
+        share = seconds / (usage_input.paid / SECOND) if usage_input.paid else 0.0
+        return {currency: share * amount for currency, amount in usage_input.money.items()}
     points = _cumulative_points(usage_input)
     before, after = (
         _cost_of(usage_input, sum(_interpolate(points, when)[:_ENERGY_GROUP])) for when in (period.start, period.end)

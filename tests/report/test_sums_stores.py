@@ -241,7 +241,7 @@ def test_gpus_that_are_paid_for_make_a_fleet_of_it(tmp_path: Path) -> None:
     without = " ".join(said(f"--all --store {path} {AT}").split())
     assert "All jobs" in without
     assert "say how many are paid for with --gpus" in without
-    assert "all figures are of the time between" in without
+    assert "4.00 GPU-hours, 8.00 USD" in without
 
 
 def test_a_job_in_two_ledgers_of_a_node_is_not_twice_as_large(tmp_path: Path) -> None:
