@@ -30,10 +30,10 @@ from exporter.core.ledger import (
     counter_values,
 )
 from exporter.core.model import JOULE, Allocation, Device, HangFinding, Owner, State
+from exporter.core.progress import TrainingProgress, TrainingRun, run_key
 from exporter.core.serving import TOKEN_KINDS, ServingStats, ServingTotals
 from exporter.core.timers import GpuTimers
 from exporter.core.uncertainty import Uncertainty
-from exporter.core.workload import TrainingProgress, TrainingRun, run_key
 
 _FORMAT = 1
 

@@ -13,10 +13,10 @@ from exporter.core.collectives import CommunicationView
 from exporter.core.leaks import LEAK_NAMES, Amount, sum_by_layer
 from exporter.core.model import JOULE, SECOND, Owner
 from exporter.core.pipes import TENSOR
+from exporter.core.progress import TrainingView
 from exporter.core.serving import ServingView
 from exporter.core.snapshot import JobView, Layers, layer_times, layers
 from exporter.core.uncertainty import Bounds
-from exporter.core.workload import TrainingView
 
 
 class JobSample(Struct, frozen=True, array_like=True):

@@ -22,10 +22,11 @@ from exporter.core.host import JobHost, PortState
 from exporter.core.leaks import LEAK_NAMES, LeakShares
 from exporter.core.model import MS, NEVER, PPM, SECOND, Allocation, Device, HangFinding, Owner, Reading, Spec, State
 from exporter.core.policy import Policy
+from exporter.core.progress import TrainingProgress, TrainingRun
 from exporter.core.serving import ServingStats
 from exporter.core.timers import GpuTimers
 from exporter.core.uncertainty import Uncertainty
-from exporter.core.workload import TrainingProgress, TrainingRun, WorkloadCredit
+from exporter.core.workload import WorkloadCredit
 
 _MIG_SLICES = {7: ((1, 1), (1, 2), (2, 2), (3, 4), (4, 4)), 4: ((1, 1), (2, 2))}
 """Compute slices of a whole board -> compute and memory slices of each MIG profile, smallest first."""

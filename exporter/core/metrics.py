@@ -18,6 +18,7 @@ from exporter.core.leaks import LAYER_OF, LAYERS, LEAK_NAMES, sum_by_layer
 from exporter.core.model import JOULE, PPM, SECOND, State
 from exporter.core.pipes import TENSOR
 from exporter.core.policy import EXPORTED_THRESHOLDS
+from exporter.core.progress import LOSS_EVENTS, WALL_TIME_PHASES, TrainingView
 from exporter.core.serving import TOKEN_KINDS, ServingView
 from exporter.core.snapshot import (
     GpuView,
@@ -29,7 +30,6 @@ from exporter.core.snapshot import (
     sum_by_leak,
     valid_value,
 )
-from exporter.core.workload import LOSS_EVENTS, WALL_TIME_PHASES, TrainingView
 
 MetricSample = tuple[tuple[str, ...], float | str]
 MetricReader = Callable[[Snapshot], Iterable[MetricSample]]

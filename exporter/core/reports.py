@@ -9,17 +9,15 @@ from exporter.core.collectives import CollectiveStats, is_credible_communication
 from exporter.core.host import is_credible_usage
 from exporter.core.ledger import Gpu, Job, Ledger
 from exporter.core.model import MS, SECOND, CollectiveReport, HostUsage, ServingReport, TrainingReport
+from exporter.core.progress import TrainingProgress, TrainingRun, run_key
 from exporter.core.serving import ServingStats
 from exporter.core.workload import (
     PHASES_WITHOUT_KERNELS,
-    TrainingProgress,
-    TrainingRun,
     WorkloadCredit,
     flops_at_peak,
     is_credible_report,
     is_credible_serving,
     peak_flops_of,
-    run_key,
 )
 
 

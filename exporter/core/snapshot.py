@@ -23,9 +23,9 @@ from exporter.core.model import NEVER, PPM, Device, HangFinding, Health, Owner, 
 from exporter.core.pipes import TENSOR
 from exporter.core.policy import EXPORTED_THRESHOLDS
 from exporter.core.prices import Price, Terms, price_at
+from exporter.core.progress import TrainingView, training_view
 from exporter.core.serving import ServingView, serving_view
 from exporter.core.uncertainty import Bounds, bounds_by_leak, evidence_by_leak
-from exporter.core.workload import TrainingView, training_view
 
 SHORT_WINDOW = 300
 """Window of the ratio gauges, seconds."""

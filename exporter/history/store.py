@@ -23,8 +23,8 @@ from msgspec import Struct
 
 from exporter.core.job_record import JobRecord, JobRecordQuery, JobSample, NodeEvent, PriceChange
 from exporter.core.model import Owner, parse_display_id
+from exporter.core.progress import TrainingView
 from exporter.core.serving import ServingView
-from exporter.core.workload import TrainingView
 from exporter.files import may_exist
 
 DEFAULT_FOLDER = Path("/var/lib/gpu-efficiency")

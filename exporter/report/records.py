@@ -15,9 +15,9 @@ from msgspec import Struct
 from exporter.core.job_record import JobRecord, JobSample, sum_bounds, sum_evidence
 from exporter.core.model import SECOND
 from exporter.core.prices import NO_PRICE, CarbonIntensity, EnergyTerms
+from exporter.core.progress import TrainingView
 from exporter.core.serving import ServingView
 from exporter.core.uncertainty import main_evidence
-from exporter.core.workload import TrainingView
 from exporter.formatting import format_amount, format_percent
 from exporter.report.build import (
     LAYER_BY_LEAK,

@@ -10,8 +10,8 @@ from exporter.core.ledger import Ledger
 from exporter.core.model import Allocation, Owner, Parallel, TrainingReport
 from exporter.core.pipeline import advance
 from exporter.core.policy import Policy
+from exporter.core.progress import LOSS_EVENTS
 from exporter.core.snapshot import DaemonMetadata, take_snapshot
-from exporter.core.workload import LOSS_EVENTS
 from tests.core.test_exposition import lines
 from tests.core.test_told import PEAK, said
 from tests.worlds import H100, JOB, WORKING, S, device, first, held, reading, seen

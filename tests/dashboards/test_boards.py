@@ -21,7 +21,7 @@ from exporter.colours import contrast
 from exporter.core.leak_guide import LEAK_GUIDE
 from exporter.core.leaks import LAYERS, LEAK_NAMES, LEAKS
 from exporter.core.model import State
-from exporter.core.workload import WALL_TIME_PHASES
+from exporter.core.progress import WALL_TIME_PHASES
 from exporter.simulate.leak_scenarios import LEAK_SCENARIOS as STORIES
 from exporter.simulate.scenarios import SCENARIOS
 from exporter.simulate.waterfalls import WATERFALL_SCENARIOS

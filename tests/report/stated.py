@@ -6,8 +6,8 @@ from msgspec.structs import replace
 
 from exporter.core.job_record import JobRecord, JobSample
 from exporter.core.model import Owner, Parallel
+from exporter.core.progress import WALL_TIME_PHASES, TrainingView
 from exporter.core.serving import ServingView
-from exporter.core.workload import WALL_TIME_PHASES, TrainingView
 
 BEGIN = 1_767_225_600.0
 HOUR = 3600 * 1_000_000_000

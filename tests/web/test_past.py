@@ -20,9 +20,9 @@ from exporter.core.ledger import Ledger
 from exporter.core.model import Allocation, Observation, Owner, Parallel, Reading, TrainingReport
 from exporter.core.pipeline import advance
 from exporter.core.prices import CarbonIntensity, EnergyTerms, Price, Terms
+from exporter.core.progress import TrainingView
 from exporter.core.serving import ServingView
 from exporter.core.snapshot import Snapshot, take_snapshot
-from exporter.core.workload import TrainingView
 from exporter.formatting import date_time, energy, gpu_hours, money
 from exporter.web import history_api
 from exporter.web.api import AccountsOut, ReceiptsOut, accounts_out, jobs_out
