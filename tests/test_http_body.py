@@ -53,6 +53,7 @@ def test_a_bomb_is_refused_before_it_is_unpacked() -> None:
         (b"no gzip", "gzip", "encoding", "is not gzip (Error -3 while decompressing data: incorrect header check)"),
         (gzip.compress(b"a 1\n" * 9)[:-9], "gzip", "half_page", "ends in the middle of its gzip stream"),
     ],
+    ids=["br", "twice", "no-gzip", "cut"],  # compressed bytes contain the time
 )
 def test_what_cannot_be_unpacked_is_refused(body: bytes, encoding: str, kind: str, what: str) -> None:
     with pytest.raises(BodyError) as caught:
