@@ -404,7 +404,8 @@ def _preempted(name: str) -> str:
     """What a counter of preemptions grew by in the time shown: one that is younger began at its first value."""
     series = at(f"gpu_efficiency_cluster_{name}_total")
     grown, first = f"increase({series}[$__range])", f"min_over_time({series}[$__range])"
-    counted = f"({grown} + ({first} unless {series} offset $__range) or {grown} or {first})"
+    before = f"last_over_time({series}[1h] offset $__range)"
+    counted = f"({grown} + ({first} unless {before}) or {grown} or {first})"
     return f"(sum by ({_PREEMPTED_BY}) (max by (cluster, {_PREEMPTED_BY}) ({counted})) > 0)"
 
 

@@ -104,6 +104,10 @@ BY_WORDS: list[tuple[dict[str, Any], str]] = [
     ),
     ({"rules": {"enabled": True, "alerts": {"GPUZombi": {}}}}, "there is no such alert; there are ConservationBroken,"),
     ({"rules": {"enabled": True, "groups": {"days": {}}}}, "there is no such group; there are gpu-efficiency,"),
+    (
+        {"rules": {"enabled": True, "groups": {"gpu-efficiency": {"interval": "2m"}}}},
+        "rules.groups.gpu-efficiency.interval: money and GPU-hours on the boards would be wrong",
+    ),
     ({"resources": {"limits": {"nvidia.com/gpu": 1}}}, "resources.limits: nvidia.com/gpu would take a GPU away"),
     ({"cluster": {"resources": {"requests": {"nvidia.com/mig-1g.5gb": 1}}}}, "cluster.resources.requests: nvidia.com"),
     ({"podLabels": {"app.kubernetes.io/name": "a"}}, "podLabels: the chart sets app.kubernetes.io/name itself"),
