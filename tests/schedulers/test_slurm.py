@@ -258,11 +258,36 @@ def test_the_price_of_a_detail_is_paid_once_after_looking_three_times(rig: Rig) 
     assert rig.here.inspected.count("7") <= 7
 
 
-def test_what_runs_here_refutes_a_list_that_is_another_node_s(rig: Rig) -> None:
-    rig.answers.jobs["7"] = job("7", 0, 1, nodes=2, hosts="node[1-2]")
-    rig.here.tasks["7"] = JobTasks("alice", steps=frozenset({2, 3}), processes=2)
+@pytest.mark.parametrize("steps_first", [True, False])
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_the_controller_s_list_counts_whatever_an_environment_says(rig: Rig, nodes: int, *, steps_first: bool) -> None:
+    """A user writes it: `srun env SLURM_STEP_GPUS=3 python train.py`."""
+    rig.answers.jobs["7"] = job("7", 0, nodes=nodes, hosts=f"node[1-{nodes}]")
+    honest, forged = (JobTasks("alice", steps=frozenset({gpu}), processes=2) for gpu in (0, 3))
+    rig.here.tasks["7"] = forged if steps_first else honest
     rig.socket("7", "0")
-    assert rig.held() == {"GPU-2": "7", "GPU-3": "7"}
+    assert rig.held() == {"GPU-0": "7"}
+    rig.here.tasks["7"] = forged
+    rig.socket("7", "1")
+    for _ in range(70):
+        rig.tick()
+    assert rig.held() == {"GPU-0": "7"}
+    told = [f for f in rig.faults() if "job 7: the controller lists GPU 0 for this node" in f]
+    assert len(told) == 2 * (nodes > 1), "of a job on several nodes, the list may be another node's"
+
+
+def test_the_controller_s_list_replaces_what_the_environment_said_before(rig: Rig) -> None:
+    rig.answers.jobs["7"] = job("7", gpus=1, gpus_here=1, on_gpus=True)
+    rig.here.tasks["7"] = JobTasks("alice", batch=(3,), steps=frozenset({3}), processes=2)
+    rig.socket("7")
+    assert rig.held() == {"GPU-3": "7"}, "until the controller lists its GPUs"
+    rig.answers.jobs["7"] = job("7", 0)
+    rig.tick(40.0)
+    rig.end(rig.spool / f"{NODE}_7.{BATCH}")
+    rig.socket("7", "0")
+    rig.tick()
+    assert rig.held() == {"GPU-0": "7"}
+    assert rig.answers.asked == ["7", "7"]
 
 
 def test_a_mapping_file_goes_before_all(mapped: Rig) -> None:

@@ -110,12 +110,11 @@ def test_only_what_slurmstepd_started_counts(proc: Proc, name: str) -> None:
     assert (found.batch, found.steps, found.processes) == ((0,), frozenset(), 1)
 
 
-def test_a_user_s_process_of_that_name_is_not_slurmstepd(proc: Proc, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("effective", [4242, 0])
+def test_a_user_s_process_of_that_name_is_not_slurmstepd(proc: Proc, effective: int) -> None:
+    """Even one that is setuid: root owns its /proc/PID then, but the real uid is of who began it."""
     proc.add(70, parent=1, comm="slurmstepd")
-    if os.getuid() == 0:
-        os.chown(proc.root / "70", 1234, 1234)
-    else:
-        monkeypatch.setattr(os, "geteuid", lambda: 1234)
+    (proc.root / "70/status").write_text(f"Name:\tslurmstepd\nUid:\t4242\t{effective}\t0\t0\n")
     proc.add(71, parent=70, environ=environ("7", SLURM_JOB_GPUS="3"))
     assert look(proc, "7")["7"] == JobTasks()
 

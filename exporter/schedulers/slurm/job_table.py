@@ -95,6 +95,19 @@ class NodeJob:
         return self.job.on_gpus and not self.job.ended and not self.without_gpus
 
     @property
+    def disputed(self) -> str:
+        """What the controller lists that steps of a job on several nodes contradict; empty if nothing.
+
+        Their list by node is assembled from names and positions (as scontrol does), so it may be another node's.
+        """
+        listed, steps = {index for _, index in self.indices}, self.tasks.steps if self.tasks else frozenset[int]()
+        several = self.job is not None and self.job.nodes > 1
+        if self.basis != Basis.CONTROLLER or not several or steps <= listed:
+            return ""
+        first, second = (", ".join(map(str, sorted(gpus))) for gpus in (listed, steps))
+        return f"the controller lists GPU {first} for this node, and the environment of its steps has GPU {second}"
+
+    @property
     def suspended(self) -> bool:
         """Whether the controller last reported it as suspended."""
         return self.job is not None and "SUSPENDED" in self.job.states
@@ -190,15 +203,14 @@ class NodeJob:
 def indices_here(job: SlurmJob | None, tasks: JobTasks | None, node: str) -> tuple[Basis, frozenset[GresIndex]]:
     """Return the job's GPU indices on this node, from the most trusted source.
 
-    The controller's list by node is assembled from names and positions (as scontrol does), so on several nodes it must
-    agree with the steps that run here.
+    The controller's list counts whatever the environment of the job's processes says, which its user can change.
     """
     steps = frozenset(("gpu", gpu) for gpu in tasks.steps) if tasks else frozenset[GresIndex]()
     batch = frozenset(("gpu", gpu) for gpu in tasks.batch or ()) if tasks else frozenset[GresIndex]()
     given = (job.given or {}).get(node, ()) if job else ()
     listed = frozenset((each.name, index) for each in given if each.name in GPU_GRES for index in each.indices)
     here = job.gpus_here if job else None
-    if listed and (not steps or {gpu for _, gpu in steps} <= {gpu for _, gpu in listed}):
+    if listed:
         return Basis.CONTROLLER, listed
     if batch and here in {None, len(batch)}:
         return (Basis.PART if job is None else Basis.TASKS), batch

@@ -21,7 +21,7 @@ from msgspec import Struct
 
 from exporter.core.model import Device
 from exporter.files import may_exist, readable_part
-from exporter.procfs import command_name, parent_pid
+from exporter.procfs import command_name, parent_pid, user_id
 from exporter.schedulers.mapping_dir import JobFiles
 from exporter.schedulers.procfs import SLUID, ProcessInfo, read_process, read_text, read_uuids, user_name
 from exporter.schedulers.slurm.client import MissingCommandError, SlurmUnavailableError
@@ -437,12 +437,9 @@ class LocalNode:
                     continue
 
     def _is_stepd(self, pid: str) -> bool:
-        """Whether the process is slurmstepd, and not a user's process of that name."""
+        """Whether the process is slurmstepd, and not a user's process of that name, which may be setuid."""
         folder = self._proc / pid
-        try:
-            return command_name(folder) == "slurmstepd" and folder.stat().st_uid in {0, os.geteuid()}
-        except OSError:
-            return False
+        return command_name(folder) == "slurmstepd" and user_id(folder) in {0, os.geteuid()}
 
 
 def _pids_in(groups: Iterable[Path]) -> set[str]:

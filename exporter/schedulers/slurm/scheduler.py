@@ -177,6 +177,7 @@ class SlurmScheduler:
         problems |= {self._gpu_map.problem} if self._gpu_map and self._gpu_map.problem else set()
         problems |= {_refused_message(e.job_id, e.refused) for e in self._jobs if e.refused}
         problems |= {_stale_message(e.job_id) for e in self._jobs if e.stale}
+        problems |= {_disputed_message(e.job_id, e.disputed) for e in self._jobs if e.disputed}
         if problems:
             yield Fault("scheduler_refused", f"Slurm: {'; '.join(sorted(problems))}")
 
@@ -270,3 +271,10 @@ def _refused_message(job_id: str, why: str) -> str:
 
 def _stale_message(job_id: str) -> str:
     return f"job {job_id} has ended and left a socket or mapping file here: it holds nothing"
+
+
+def _disputed_message(job_id: str, why: str) -> str:
+    return (
+        f"job {job_id}: {why}, which its user can change. It is billed for what the controller lists: if that is wrong,"
+        " set slurm.mapping_dir and install the prolog"
+    )

@@ -23,7 +23,7 @@ from exporter.config import Config, FollowSettings
 from exporter.connections import TokenBucket
 from exporter.core.model import SECOND, Fault
 from exporter.job_files import FileRefusedError, FileTail, is_open_for_writing, open_job_file
-from exporter.procfs import parent_pid, read_bytes
+from exporter.procfs import parent_pid, read_bytes, user_id
 from exporter.training.logs.formats import LineReader, LogEvent, parse_line
 from exporter.training.logs.tracker import LineTime, LogTracker, TimedMessage, date_messages
 from exporter.training.message import LoggedMessage, Message, ReportRefusedError, decode_message
@@ -114,7 +114,7 @@ def _path_logs(row: FollowSettings, processes: Sequence[WorkloadProcess], proc: 
         return  # the file could belong to any job
     for job_id in sorted({process.job_id for process in processes}):
         own = [process for process in processes if process.job_id == job_id]
-        users = frozenset(uid for process in own if (uid := _owner(proc / str(process.pid))) is not None)
+        users = frozenset(uid for process in own if (uid := user_id(proc / str(process.pid))) >= 0)
         for path in _matching_files(row.path, job_id):
             yield LogLocation(path, job_id, own[0], row.framework, users)
 
@@ -132,13 +132,6 @@ def _modified_at(path: str) -> float:
         return os.lstat(path).st_mtime
     except OSError:
         return 0.0
-
-
-def _owner(folder: Path) -> int | None:
-    try:
-        return folder.stat().st_uid
-    except OSError:
-        return None
 
 
 # Polling all followed logs.
