@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterable, Sequence
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -42,7 +43,10 @@ _WRAPPERS = frozenset({"distributed_c10d.py", "c10d_logger.py"})
 _HERE = "this node"
 MOST_ENTRIES = 20_000
 """Newest entries that are read; PyTorch keeps 2,000 by default."""
-MOST_GROUPS = 4096
+MOST_GROUPS = 512
+MOST_VALUES = 600_000
+"""Values of a dump in JSON, by their commas and brackets: an entry has about 30."""
+_TEXT_LENGTH = 128
 
 
 class _Frame(Struct, frozen=True):
@@ -117,6 +121,8 @@ def to_trace(process: LocalProcess, value: object) -> RankTrace:
     collectives = tuple(_collective(entry) for entry in dump.entries if entry.process_group and not entry.is_p2p)
     enqueued: dict[str, int] = {}
     for each in collectives:
+        if each.group not in enqueued and len(enqueued) == MOST_GROUPS:
+            continue
         enqueued[each.group] = max(each.sequence, enqueued.get(each.group, 0))
     completed: dict[str, int] = {}
     for number, status in dump.pg_status.items():
@@ -133,17 +139,34 @@ def _trimmed(value: object) -> dict[str, object]:
     entries, status = value.get("entries") or (), value.get("pg_status") or {}
     if not isinstance(entries, list | tuple) or not isinstance(status, dict):
         raise NoAnswerError("recorder_malformed", "a dump of the Flight Recorder has a list of entries")
+    names = islice(value.get("pg_config") or (), MOST_GROUPS)
     return {
         "entries": [_trimmed_entry(entry) for entry in entries[-MOST_ENTRIES:]],
-        "pg_config": [name for name in islice(value.get("pg_config") or (), MOST_GROUPS) if isinstance(name, str)],
-        "pg_status": dict(islice(status.items(), MOST_GROUPS)),
+        "pg_config": [_cut(name) for name in names if isinstance(name, str)],
+        "pg_status": {_cut(key): _picked(each, _GroupStatus) for key, each in islice(status.items(), MOST_GROUPS)},
     }
 
 
 def _trimmed_entry(entry: object) -> dict[str, object]:
-    known = entry if isinstance(entry, dict) else {}
-    cut = {name: known[name] for name in _Entry.__struct_fields__ if name in known}
-    return cut | {name: cut[name][:most] for name, most in (("frames", _FRAMES), ("process_group", 2)) if cut.get(name)}
+    cut = _picked(entry, _Entry) if isinstance(entry, dict) else {}
+    frames, group = cut.get("frames"), cut.get("process_group")
+    if isinstance(frames, list | tuple):
+        cut["frames"] = [_picked(frame, _Frame) for frame in frames[:_FRAMES]]
+    if isinstance(group, list | tuple):
+        cut["process_group"] = [_cut(name) for name in group[:2]]
+    return cut
+
+
+def _picked(value: Any, kind: type[Struct]) -> Any:
+    """The known fields of a dict; anything else is left for the conversion to refuse."""
+    if not isinstance(value, dict):
+        return value
+    return {name: _cut(value[name]) for name in kind.__struct_fields__ if name in value}
+
+
+def _cut(value: Any) -> Any:
+    """A text's end: of a path that is the file's name."""
+    return value[-_TEXT_LENGTH:] if isinstance(value, str) else value
 
 
 def _collective(entry: _Entry) -> RecordedCollective:
@@ -196,6 +219,12 @@ def _waited_for(traces: Iterable[RankTrace], *, pid: int, sequence: int | None) 
     return next(names, "")
 
 
+def remembered(trace: RankTrace) -> RankTrace:
+    """What a later comparison, and `last_frame`, need of it."""
+    last = next((each for each in reversed(trace.collectives) if each.frame), None)
+    return replace(trace, process=replace(trace.process, variables={}), collectives=(last,) if last else ())
+
+
 def last_frame(trace: RankTrace) -> str:
     """Top of the stack of the last collective that the process has begun; empty: unknown."""
     return next((each.frame for each in reversed(trace.collectives) if each.frame), "")
@@ -215,6 +244,8 @@ def read_handlers(process: LocalProcess, proc: Path, *, seconds: float) -> RankT
 
 
 def _parse_json(process: LocalProcess, body: bytes) -> RankTrace:
+    if (values := sum(map(body.count, (b",", b"[", b"{")))) > MOST_VALUES:  # a few bytes of text may be many objects
+        raise NoAnswerError("recorder_too_large", f"a Flight Recorder of {values} values; {MOST_VALUES} are read")
     try:
         return to_trace(process, msgspec.json.decode(body))
     except (msgspec.DecodeError, RecursionError, ValueError) as err:

@@ -22,7 +22,7 @@ from exporter.clock import Clock
 from exporter.config import Config, HangSettings
 from exporter.core.model import SECOND, HangFinding
 from exporter.core.snapshot import Snapshot
-from exporter.nccl.comparison import Comparison, Culprit, compare
+from exporter.nccl.comparison import Comparison, Culprit, compare, connected
 from exporter.nccl.connection import NoAnswerError
 from exporter.nccl.flight_recorder import (
     RankTrace,
@@ -31,10 +31,11 @@ from exporter.nccl.flight_recorder import (
     last_frame,
     read_handlers,
     read_stack,
+    remembered,
 )
 from exporter.nccl.namespace import open_socket
 from exporter.nccl.processes import LocalProcess, RasEndpoint, ras_endpoints, read_processes
-from exporter.nccl.ras import Process, RasAnswer, ask
+from exporter.nccl.ras import MOST_VALUES, Process, RasAnswer, ask
 from exporter.sockets import connection_inode, socket_inodes
 from exporter.worker import Worker
 from exporter.workloads import ProcessLookup, WorkloadListener, WorkloadProcess, WorkloadUpdate
@@ -50,6 +51,8 @@ MOST_ATTEMPTS = 8
 """Connections to one port, which several applications of one user may share (SO_REUSEPORT)."""
 MOST_JOBS = 32
 MOST_TRACES = 16
+MOST_KEPT = 2 * MOST_VALUES
+"""Values of all jobs together that are kept for the next comparison."""
 RECORDER_SECONDS = 3.0
 """Time for one request to a Flight Recorder."""
 TEXT_LENGTH = 120
@@ -104,6 +107,12 @@ class _Investigation(Struct, eq=False):
     asked: int = 0
     answer: RasAnswer | None = None
     traces: list[RankTrace] = []
+
+    @property
+    def values(self) -> int:
+        """How much is kept of the job; a process group has as much as a rank."""
+        groups = sum(len(trace.enqueued) + len(trace.completed) for trace in self.traces)
+        return (self.answer.values if self.answer else 0) + 5 * groups
 
     def next_gap(self) -> int:
         """Nanoseconds to the next question."""
@@ -185,9 +194,16 @@ class HangInvestigator:
         ras = None if job_id in self._too_large else self._compare_answers(job_id, processes, known, job.spinning)
         recorded = self._compare_recorders(processes, known)
         found, source = _stronger(ras, recorded)
-        if found is None:
-            return None
-        return self._finding(_Job(job_id, job, processes, known), found, source)
+        finding = None if found is None else self._finding(_Job(job_id, job, processes, known), found, source)
+        self._forget_largest()
+        return finding
+
+    def _forget_largest(self) -> None:
+        """Begin anew with the jobs of which most is kept, while more is kept of all than may be."""
+        kept = sorted(self._investigations.values(), key=lambda each: each.values)
+        while kept and sum(each.values for each in kept) > MOST_KEPT:
+            largest = kept.pop()
+            largest.answer, largest.traces = None, []
 
     # NCCL RAS.
 
@@ -195,10 +211,14 @@ class HangInvestigator:
         self, job_id: str, processes: Sequence[LocalProcess], known: _Investigation, spinning: frozenset[str]
     ) -> Comparison | None:
         answer = self._ask_ras(job_id, processes)
-        before, known.answer = known.answer, answer or known.answer
-        if answer is None or before is None:
+        before = known.answer
+        if answer is None:
             return None
-        local = local_ranks(answer, processes) | local_ranks(before, processes)
+        local = local_ranks(answer, processes)
+        known.answer = RasAnswer(tuple(connected(answer, local)))
+        if before is None:
+            return None
+        local |= local_ranks(before, processes)
         waiting = [rank for rank, process in local.items() if spinning & set(process.uuids)]
         resting = [rank for rank, process in local.items() if process.uuids and not spinning & set(process.uuids)]
         return compare(before, answer, processes=list(local), spinning=waiting, resting=resting)
@@ -255,7 +275,7 @@ class HangInvestigator:
 
     def _compare_recorders(self, processes: Sequence[LocalProcess], known: _Investigation) -> Comparison | None:
         traces = list(self._read_recorders(processes))
-        before, known.traces = known.traces, traces
+        before, known.traces = known.traces, [remembered(trace) for trace in traces]
         return compare_traces(before, traces) if before and traces else None
 
     def _read_recorders(self, processes: Sequence[LocalProcess]) -> Iterator[RankTrace]:

@@ -42,7 +42,7 @@ class _Machine:
 
     def __init__(self) -> None:
         self.stack: list[object] = []
-        self._memo: dict[int, object] = {}
+        self._memo: list[object] = []
 
     def step(self, name: str, argument: object) -> None:
         """Run one opcode."""
@@ -58,12 +58,15 @@ class _Machine:
             raise PickleRefusedError(f"its pickle has the opcode {name}, which no plain value needs")
 
     def put(self, argument: object) -> None:
-        """Remember the topmost value under a number, or under the next one."""
-        self._memo[argument if isinstance(argument, int) else len(self._memo)] = self.stack[-1]
+        """Remember the topmost value under a number, of which each is one more than the last, or under the next one."""
+        number = argument if isinstance(argument, int) else len(self._memo)
+        if number > len(self._memo):
+            raise PickleRefusedError("a value that is remembered under a number out of turn")
+        self._memo[number : number + 1] = [self.stack[-1]]
 
     def get(self, argument: object) -> None:
         """Push a remembered value."""
-        self.stack.append(self._memo[argument])  # type: ignore[index]
+        self.stack.append(self._memo[argument])  # type: ignore[call-overload]
 
     def tuple_of(self, count: int) -> None:
         """Replace the topmost values by a tuple of them."""
@@ -97,8 +100,8 @@ class _Machine:
         if not isinstance(target, dict) or len(items) % 2:
             raise PickleRefusedError("keys and values that are added to no dict")
         for key, value in zip(items[::2], items[1::2], strict=True):
-            if not isinstance(key, str | int):  # hashing a tuple would walk all that is in it
-                raise PickleRefusedError("a dict with keys other than text and integers")
+            if not isinstance(key, str):  # integers can be chosen to collide; hashing a tuple would walk all in it
+                raise PickleRefusedError("a dict with keys other than text")
             target[key] = value
 
     def pop(self, count: int) -> list[object]:

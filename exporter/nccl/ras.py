@@ -20,9 +20,13 @@ LEG_SECONDS = 5
 """How long RAS may wait for other processes on each leg of its collection: NCCL's own default."""
 LIMIT_BYTES = 16 << 20
 """An answer has about 650 bytes for each rank of each communicator: 25,000 of them."""
-MOST_RANKS = 65_536
-"""Ranks of all communicators together."""
+MOST_MEMBERS = 700_000
+"""Members of all objects of an answer, by their colons: real ones have up to 25 for each rank."""
+MOST_VALUES = 300_000
+"""Values of an answer, as `RasAnswer.values` counts them: real ones have about ten for each rank."""
 
+Text = Annotated[str, Meta(max_length=64, pattern="^[ -~]*$")]
+Function = Annotated[str, Meta(max_length=32, pattern="^[ -~]*$")]
 Number = Annotated[int, Meta(ge=-(1 << 62), le=1 << 62)]
 Process = tuple[str, int, int]
 """Address of the host, pid in the process's own pid namespace, and CUDA device: unique in a job."""
@@ -32,12 +36,12 @@ class RasRank(Struct, frozen=True):
     """A rank of a communicator that has answered."""
 
     rank: Number
-    host: str = ""
+    host: Text = ""
     """Address of the interface that NCCL's bootstrap uses."""
     pid: Number = -1
     cuda_dev: Number = -1
     nvml_dev: Number = -1
-    collective_counts: dict[str, Number] = {}
+    collective_counts: dict[Function, Number] = {}
     """Collectives that the rank has launched in this communicator, by NCCL's name of the function."""
 
     @property
@@ -57,7 +61,7 @@ class MissingRank(Struct, frozen=True):
     """A rank of a communicator that has not answered."""
 
     rank: Number
-    host: str = ""
+    host: Text = ""
     pid: Number = -1
     cuda_dev: Number = -1
     nvml_dev: Number = -1
@@ -77,8 +81,8 @@ class MissingRank(Struct, frozen=True):
 class Communicator(Struct, frozen=True):
     """A communicator and its ranks."""
 
-    hash: str
-    secondary_hash: str = ""
+    hash: Text
+    secondary_hash: Text = ""
     size: Number = 0
     ranks: tuple[RasRank, ...] = ()
     missing_ranks: tuple[MissingRank, ...] = ()
@@ -93,21 +97,32 @@ class RasAnswer(Struct, frozen=True):
     """All communicators of the processes that RAS connects: one NCCL application, over all its nodes."""
 
     communicators: tuple[Communicator, ...]
-    nccl_version: str = ""
+    nccl_version: Text = ""
+
+    @property
+    def values(self) -> int:
+        """How much it is: three values for a communicator, five for a rank, one for each count."""
+        ranks = sum(len(each.ranks) + len(each.missing_ranks) for each in self.communicators)
+        counts = sum(len(rank.collective_counts) for each in self.communicators for rank in each.ranks)
+        return 3 * len(self.communicators) + 5 * ranks + counts
 
 
 _decode = msgspec.json.Decoder(RasAnswer).decode
 
 
 def parse_answer(body: bytes) -> RasAnswer:
-    """Decode RAS' JSON. Raises NoAnswerError."""
+    """Decode RAS' JSON. Raises NoAnswerError.
+
+    Each communicator, rank and count has a colon, so what is decoded is bounded before it is.
+    """
+    if (members := body.count(b":")) > MOST_MEMBERS:
+        raise NoAnswerError("ras_too_large", f"RAS' answer has {members} members; at most {MOST_MEMBERS} are read")
     try:
         answer = _decode(body)
     except (msgspec.DecodeError, RecursionError, ValueError) as err:  # ValueError: not UTF-8, or a huge number
         raise NoAnswerError("ras_malformed", f"RAS' answer cannot be decoded: {err}") from err
-    ranks = sum(len(each.ranks) + len(each.missing_ranks) for each in answer.communicators)
-    if ranks > MOST_RANKS:
-        raise NoAnswerError("ras_too_large", f"RAS' answer has {ranks} ranks; at most {MOST_RANKS} are read")
+    if answer.values > MOST_VALUES:
+        raise NoAnswerError("ras_too_large", f"RAS' answer has {answer.values} values; at most {MOST_VALUES} are read")
     return answer
 
 

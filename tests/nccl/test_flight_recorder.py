@@ -13,6 +13,7 @@ import stat
 import subprocess
 import threading
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from pathlib import Path
@@ -26,6 +27,8 @@ from exporter.config import HangSettings
 from exporter.core.model import SECOND
 from exporter.nccl.connection import NoAnswerError
 from exporter.nccl.flight_recorder import (
+    MOST_GROUPS,
+    MOST_VALUES,
     RankTrace,
     RecordedCollective,
     compare_traces,
@@ -33,6 +36,7 @@ from exporter.nccl.flight_recorder import (
     last_frame,
     read_handlers,
     read_stack,
+    remembered,
     to_trace,
 )
 from exporter.nccl.job_files import open_owned
@@ -152,7 +156,7 @@ def test_a_process_that_only_sends_and_receives_has_an_answer(serve: "Serve") ->
     "value",
     [
         None, [], {"entries": 3}, {"pg_status": [1]}, {"entries": [{"collective_seq_id": "x"}]},
-        {"entries": [{"frames": 3}]},
+        {"entries": [{"frames": 3}]}, {"entries": [{"frames": {"a": 1}}]}, {"entries": [{"frames": [3]}]},
         {"entries": [{"process_group": {"a": 1}}]}, {"pg_status": {"0": 3}}, {"pg_status": {1: {}}},
     ],
 )  # fmt: skip
@@ -167,6 +171,48 @@ def test_one_large_value_in_many_places_is_cut_before_it_is_converted() -> None:
     frames = [{"name": "f", "filename": "a.py", "line": 1}] * 100_000
     entries = [{"frames": frames, "process_group": ["0", "d"], "collective_seq_id": 1}] * 100_000
     assert len(to_trace(process(), {"entries": entries}).collectives) == 20_000
+
+
+def test_texts_are_cut_before_they_are_converted() -> None:
+    """A pickle of one text of megabytes, in 20,000 places."""
+    text = "/" + "x" * (1 << 20) + "/train.py"
+    frame = {"name": "train", "filename": text, "line": 3}
+    entry = {"collective_seq_id": 1, "profiling_name": text, "state": text, "frames": [frame] * 9}
+    dump = {
+        "entries": [{**entry, "process_group": [f"{number}{text}", text]} for number in range(20)] * 20,
+        "pg_config": [text] * 20, "pg_status": {f"{number}{text}": {} for number in range(20)},
+    }  # fmt: skip
+    tracemalloc.start()
+    try:
+        found = to_trace(process(), dump)
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    finally:
+        tracemalloc.stop()
+    assert {each.frame for each in found.collectives} == {"train (train.py:3)"}
+    assert max(len(text) for each in found.collectives for text in (each.group, each.name, each.state)) < 1000
+
+
+def test_a_status_of_many_fields_is_one() -> None:
+    """It would be walked once for each process group."""
+    many = {"last_completed_collective": 4} | {f"{number}": number for number in range(100_000)}
+    dump = {"pg_config": ["0"], "pg_status": {f"{number}": many for number in range(100_000)}}
+    assert to_trace(process(), dump).completed == {"0": 4}
+
+
+def test_no_more_groups_are_remembered_than_a_process_has() -> None:
+    entries = [{"process_group": [f"{number}"], "collective_seq_id": 1} for number in range(MOST_GROUPS + 9)]
+    status = {f"{number}": {"last_completed_collective": 1} for number in range(MOST_GROUPS + 9)}
+    found = to_trace(process(), {"entries": [*entries, {**entries[0], "collective_seq_id": 2}], "pg_status": status})
+    assert (len(found.enqueued), len(found.completed), found.enqueued["0"]) == (MOST_GROUPS, MOST_GROUPS, 2)
+
+
+def test_what_is_remembered_compares_as_the_whole_does() -> None:
+    pickled = to_trace(process(STATE="x" * 1000), read_pickle((RECORDED / "gloo_rank0.pickle").read_bytes()))
+    kept = remembered(pickled)
+    assert (kept.enqueued, kept.completed) == (pickled.enqueued, pickled.completed)
+    assert (last_frame(kept), len(kept.collectives), kept.process.variables) == (last_frame(pickled), 1, {})
+    whole = [trace(0), trace(1)]
+    assert compare_traces([remembered(each) for each in whole], whole) == compare_traces(whole, whole)
 
 
 # The control plane.
@@ -243,6 +289,18 @@ def outcome(call: Callable[[], object]) -> str:
     with pytest.raises(NoAnswerError) as failure:
         call()
     return failure.value.outcome
+
+
+@pytest.mark.parametrize("value", [b'{"":0}', b"[0]", b"{}", b"0"])
+def test_a_dump_of_many_values_is_refused_before_they_are_made(serve: Serve, value: bytes) -> None:
+    """8 MiB of the smallest objects would be 225 MiB of memory."""
+    _, asked = serve({"dump_nccl_trace_json": b'{"entries":[' + b",".join([value] * (MOST_VALUES + 1)) + b"]}"})
+    tracemalloc.start()
+    try:
+        assert outcome(lambda: read_handlers(asked, PROC, seconds=PATIENCE)) == "recorder_too_large"
+        assert tracemalloc.get_traced_memory()[1] < 32 << 20, "the bytes themselves, twice or thrice"
+    finally:
+        tracemalloc.stop()
 
 
 def test_the_control_plane_is_asked_for_nccl_first_then_for_others(serve: Serve) -> None:

@@ -18,10 +18,12 @@ from exporter.core.ledger import Ledger
 from exporter.core.model import SECOND, Fault, HangFinding, State
 from exporter.core.pipeline import advance
 from exporter.core.snapshot import DaemonMetadata, Snapshot, take_snapshot
+from exporter.nccl.flight_recorder import RankTrace
 from exporter.nccl.investigator import (
     GAPS,
     HangInvestigator,
     LatestSnapshot,
+    _Investigation,
     local_ranks,
     printable,
     suspected_jobs,
@@ -191,6 +193,39 @@ def test_a_job_whose_answer_is_too_large_is_asked_once(serve: Serve, monkeypatch
     members, rig.processes = rig.processes, []
     rig.spin(1).processes = members
     assert rig.spin(60).counts["ras_too_large"] == 2, "a job that has ended is forgotten"
+
+
+def test_of_an_answer_only_the_job_s_own_application_is_kept(serve: Serve) -> None:
+    """A user's server may add to it what belongs to nobody."""
+    others = [communicator(f"{number}", [rank_of(0, host="10.9.9.9", pid=number)]) for number in range(50, 90)]
+    own = communicator("a", [mine(AllReduce=7)], [missing_rank(1, host="10.9.9.9", pid=7)])
+    rig = Rig(serve(lambda: document(own, *others))).spin(60)
+    kept = rig.investigator._investigations["41"].answer
+    assert kept is not None
+    assert [each.hash for each in kept.communicators] == ["0xa"]
+    assert rig.counts["hang_stuck"] == 1
+
+
+def test_the_answers_of_all_jobs_together_are_bounded(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the largest nothing is kept, so that it is never compared; others are."""
+    rig = Rig(serve(lost)).spin(46)
+    known = rig.investigator._investigations["41"]
+    assert known.values == 3 + 5 * 2 + 5
+    other = _Investigation(due=1 << 62, answer=known.answer)
+    trace = RankTrace(LocalProcess(1, 1, frozenset()), (), {"0": 1}, {"0": 1})
+    rig.investigator._investigations["42"] = largest = _Investigation(due=1 << 62, answer=known.answer, traces=[trace])
+    rig.investigator._investigations["43"] = other
+    monkeypatch.setattr("exporter.nccl.investigator.MOST_KEPT", 2 * known.values)
+    rig.investigator._forget_largest()
+    assert (largest.answer, largest.traces) == (None, [])
+    assert None not in (known.answer, other.answer)
+
+
+def test_no_more_is_kept_than_may_be(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("exporter.nccl.investigator.MOST_KEPT", 1)
+    rig = Rig(serve(lost)).spin(60)
+    assert (rig.counts["ras_answer"], rig.findings) == (2, [])
+    assert rig.investigator._investigations["41"].answer is None
 
 
 def test_a_job_that_works_again_is_forgotten(serve: Serve) -> None:

@@ -3,13 +3,14 @@
 import shutil
 import socket
 import subprocess
+import tracemalloc
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 
 import pytest
 
 from exporter.nccl.connection import NoAnswerError
-from exporter.nccl.ras import LIMIT_BYTES, MOST_RANKS, RasAnswer, ask, parse_answer
+from exporter.nccl.ras import LIMIT_BYTES, MOST_MEMBERS, MOST_VALUES, RasAnswer, ask, parse_answer
 from tests.nccl.ras_server import RasServer, communicator, document, endless, missing_rank, rank_of
 from tests.waiting import PATIENCE
 
@@ -85,11 +86,51 @@ def test_bytes_that_are_no_text_are_malformed() -> None:
         parse_answer(b'{"communicators": [{"hash": "\xff\xfe"}]}')
 
 
-def test_more_ranks_than_any_job_has_are_refused() -> None:
-    rank = '{"rank":0},' * MOST_RANKS + '{"rank":1}'
+COUNTS = ",".join(f'"{number}":{number}' for number in range(1, MOST_VALUES + 1))
+HOSTILE = {
+    "ranks": '{"hash":"","ranks":[' + ",".join(['{"rank":0}'] * (MOST_VALUES // 5)) + "]}",
+    "missing": '{"hash":"","missing_ranks":[' + ",".join(['{"rank":0}'] * (MOST_VALUES // 5)) + "]}",
+    "communicators": ",".join(['{"hash":""}'] * (MOST_VALUES // 3 + 1)),
+    "counts": '{"hash":"","ranks":[{"rank":0,"collective_counts":{' + COUNTS + "}}]}",
+}
+"""A few bytes each of more communicators, ranks or counts than any job has."""
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_more_than_any_job_has_is_refused(kind: str) -> None:
     with pytest.raises(NoAnswerError) as failure:
-        parse_answer(f'{{"communicators": [{{"hash": "a", "ranks": [{rank}]}}]}}'.encode())
+        parse_answer(f'{{"communicators": [{HOSTILE[kind]}]}}'.encode())
     assert failure.value.outcome == "ras_too_large"
+
+
+def test_an_answer_of_many_objects_is_refused_before_they_are_made() -> None:
+    """16 MiB of the smallest communicators would be 172 MiB of memory."""
+    body = b'{"communicators": [' + b",".join([b'{"hash":""}'] * (MOST_MEMBERS + 1)) + b"]}"
+    assert len(body) < LIMIT_BYTES
+    tracemalloc.start()
+    try:
+        with pytest.raises(NoAnswerError, match="members"):
+            parse_answer(body)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_the_largest_job_that_fits_is_read() -> None:
+    """4,000 ranks in six communicators each, as docs/hangs.md has it."""
+    ranks = [rank_of(rank, host=f"10.1.{rank >> 8}.{rank & 255}", AllReduce=10**6) for rank in range(4000)]
+    body = document(*(communicator(f"{number}", ranks) for number in range(6))).encode()
+    assert len(body) < LIMIT_BYTES
+    assert [len(each.ranks) for each in parse_answer(body).communicators] == [4000] * 6
+
+
+@pytest.mark.parametrize("text", ["x" * 65, "\\u00e9", "a\\nb"])
+@pytest.mark.parametrize("place", ['"hash":"%s"', '"hash":"","ranks":[{"rank":0,"host":"%s"}]',
+                                   '"hash":"","ranks":[{"rank":0,"collective_counts":{"%s":1}}]'])  # fmt: skip
+def test_texts_that_nccl_does_not_have_are_malformed(place: str, text: str) -> None:
+    with pytest.raises(NoAnswerError) as failure:
+        parse_answer(f'{{"communicators": [{{{place % text}}}]}}'.encode())
+    assert failure.value.outcome == "ras_malformed"
 
 
 def test_unknown_fields_of_a_later_version_do_not_matter() -> None:
