@@ -23,7 +23,9 @@ MOST_CLOSED = 1024
 _HOUR = 3600.0
 _UPDATE_EVERY = 60 * SECOND
 _XID_EVERY = 60 * SECOND
-"""Critical errors of one GPU within that time are one event: a broken GPU may report one every second, for days."""
+"""Critical errors of one GPU and code within that time are one event: a broken GPU may report one every second."""
+_MOST_XID_CODES = 8
+"""Codes of one GPU that have an event of their own within that time."""
 _EVENT_STATES = (State.HUNG, State.ZOMBIE, State.UNAVAILABLE)
 """States that are recorded as events when they begin and end."""
 
@@ -84,8 +86,10 @@ class JobTracker:
         """End of the closed book of each job, in Unix seconds, by job id."""
         self._states: dict[str, State] = {}
         self._xids: dict[str, int] = {}
-        self._xid_events: dict[str, tuple[int, int]] = {}
-        """By GPU, number of critical errors at the latest event about them, and its time, monotonic nanoseconds."""
+        self._xids_told: dict[str, int] = {}
+        """By GPU, number of critical errors at the latest event about them."""
+        self._xid_events: dict[str, dict[int, int]] = {}
+        """By GPU and code, time of the event within the last minute, monotonic nanoseconds."""
         self._holding: frozenset[str] = frozenset()
         self._next_update = NEVER
 
@@ -219,13 +223,16 @@ class JobTracker:
         before, self._states[uuid] = self._states.get(uuid), gpu.state
         xids_before, self._xids[uuid] = self._xids.get(uuid, gpu.xids), gpu.xids
         if gpu.xids > xids_before:
-            reported, at = self._xid_events.get(uuid, (xids_before, NEVER))
-            new = gpu.xids - reported
-            more = f" ({new} since the event before)" if new > 1 and at != NEVER else ""
+            new = gpu.xids - self._xids_told.get(uuid, gpu.xids)
+            more = f" ({new} since the event before)" if new > 1 else ""
             event = self._event("xid", gpu, snapshot, f"the driver told critical error {gpu.last_xid}{more}")
-            if snapshot.at - at >= _XID_EVERY:
-                self._xid_events[uuid] = gpu.xids, snapshot.at
+            times = self._xid_events.get(uuid, {})
+            times = {code: at for code, at in times.items() if snapshot.at - at < _XID_EVERY}
+            if gpu.last_xid not in times and len(times) < _MOST_XID_CODES:
+                times[gpu.last_xid] = snapshot.at
+                self._xids_told[uuid] = gpu.xids
                 yield event
+            self._xid_events[uuid] = times
         if before is gpu.state or before is None:
             return
         if before in _EVENT_STATES:

@@ -270,6 +270,23 @@ def test_errors_that_come_every_second_are_one_event_a_minute_and_all_are_their_
     assert world.events[-1].text == "the driver told critical error 31 (10 since the event before)"
 
 
+def test_another_error_within_the_minute_is_an_event_of_its_own_but_not_any_number_of_them() -> None:
+    world = World().begin(held())
+    world.play(1, step=1)
+    for _ in range(2):
+        for xid in (31, 79):
+            world.play(1, step=1, health=(Health("GPU-0", xids=(xid,)),))
+    assert [event.text for event in world.events] == [
+        "the driver told critical error 31",
+        "the driver told critical error 79",
+    ]
+    for xid in range(100, 120):
+        world.play(1, step=1, health=(Health("GPU-0", xids=(xid,)),))
+    assert len(world.events) == 8
+    assert world.events[2].text == "the driver told critical error 100 (3 since the event before)"
+    assert world.now()["41"].happened["xid"] == 24
+
+
 def test_nothing_happens_on_a_node_that_works() -> None:
     assert told("healthy_training").events == []
 

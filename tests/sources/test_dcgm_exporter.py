@@ -279,6 +279,13 @@ def of_pod(index: int, pod: str, **labels: str) -> str:
     return gpu(index, None, pod=pod, namespace="ml", container="main", **labels)
 
 
+def xid(index: int, code: int, *, counted: bool = False) -> str:
+    labels = f'gpu="{index}",UUID="GPU-{index}",Hostname="node1",pod="b",namespace="ml"'
+    if counted:
+        return f'DCGM_EXP_XID_ERRORS_TOTAL{{{labels},xid="{code}"}} 1\n'
+    return f"DCGM_FI_DEV_XID_ERRORS{{{labels}}} {code}\n"
+
+
 def test_a_gpu_whose_pod_has_ended_is_not_missing_on_a_page_of_pods_only() -> None:
     both, one = of_pod(0, "a") + of_pod(1, "b", vgpu="2"), of_pod(0, "a")
     src = source(both, one, both, both)
@@ -304,6 +311,40 @@ def test_a_gpu_shown_free_while_there_were_no_pods_is_not_missing_when_others_ha
 @pytest.mark.parametrize(
     ("pages", "why"),
     [
+        ((of_pod(0, "a"), of_pod(0, "a") + of_pod(1, "b")), "one came with its first pod"),
+        (
+            (of_pod(0, "a") + of_pod(1, "b"), of_pod(0, "a"), of_pod(0, "a") + of_pod(1, "c")),
+            "one came back with another",
+        ),
+        ((of_pod(0, "a", vgpu="0") + of_pod(1, "b"),), "one is shared"),
+    ],
+)
+def test_a_gpu_that_goes_is_free_where_pages_left_out_others_without_a_pod(pages: tuple[str, ...], why: str) -> None:
+    src = source(*pages, of_pod(0, "a"))
+    results = [src.read(second * SECOND) for second in range(len(pages) + 1)]
+    assert [d.condition for d in results[-1].devices] == ["", ""], why
+    assert kinds(results[-1].faults) == ["blank"], why
+
+
+@pytest.mark.parametrize(
+    ("pages", "why"),
+    [
+        ((of_pod(0, "a") + of_pod(1, "b"), of_pod(0, "a")), "all GPUs of a full node have pods"),
+        (
+            (of_pod(0, "a") + of_pod(1, "b"), of_pod(0, "a"), of_pod(0, "a") + of_pod(1, "b"), of_pod(0, "a")),
+            "it came back with the pod that it left with",
+        ),
+        (
+            (of_pod(0, "a", vgpu="0") + of_pod(1, "b"), of_pod(0, "a") + of_pod(1, "b") + xid(1, 79), of_pod(0, "a")),
+            "its last error is fatal",
+        ),
+        (
+            (
+                of_pod(0, "a", vgpu="0") + of_pod(1, "b") + xid(1, 48, counted=True) + xid(1, 79, counted=True),
+                of_pod(0, "a"),
+            ),
+            "a fatal error was counted",
+        ),
         ((of_pod(0, "a") + of_pod(1, "a"), of_pod(0, "a")), "its pod is still there"),
         ((of_pod(0, "a") + gpu(1), of_pod(0, "a") + of_pod(1, "b"), of_pod(0, "a")), "free GPUs have lines"),
         ((of_pod(0, "a") + of_pod(1, "b"), gpu(0)), "no GPU has a pod"),

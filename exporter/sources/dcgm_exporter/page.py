@@ -150,6 +150,8 @@ class GpuLines(Struct):
     """Numbers of critical errors by metric name and code."""
     owner_labels: set[OwnerLabels] = set()
     """Labels of all its lines that name an owner, one for each pod or job that shares it."""
+    virtual: bool = False
+    """A line has the label vgpu, which only --kubernetes-virtual-gpus adds, and only to a shared GPU's."""
 
     @property
     def has_figures(self) -> bool:
@@ -167,6 +169,7 @@ class GpuLines(Struct):
         name, labels, value = sample.name, sample.labels, sample.value
         instance, profile = labels.get("GPU_I_ID", ""), labels.get("GPU_I_PROFILE", "")
         self.lines.add((name, instance, labels.get("xid", ""), repr(value)))
+        self.virtual = self.virtual or "vgpu" in labels
         owner = self
         if instance or profile:
             owner = self.instances.setdefault(instance, GpuLines(self.index, self.model, profile))

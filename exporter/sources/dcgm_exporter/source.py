@@ -6,7 +6,7 @@ scheduler. Does not use `DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL`, whose unit changed
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import cache, partial
 from itertools import product
 from math import inf
@@ -18,6 +18,7 @@ import httpx
 from msgspec import Struct, structs
 
 from exporter.core.model import MS, PPM, SECOND, Device, Fault, Health, Reading, Spec
+from exporter.core.policy import Policy
 from exporter.http_body import ACCEPTED, BodyError, read_body
 from exporter.redact import redact_secrets
 from exporter.sources.base import (
@@ -155,6 +156,11 @@ class XidTracker:
         self._last, self._counts, self._counted_from_gauge = gpu.xids, gpu.xid_counts, Counter(() if counting else new)
         return tuple(new)
 
+    @property
+    def codes(self) -> frozenset[int]:
+        """Codes of all errors that the last page shows, new or not."""
+        return frozenset((self._last or {}).values()).union(*self._counts.values())
+
     def _newly_counted(self, name: str, counts: dict[int, int]) -> list[int]:
         before = self._counts.get(name, {})
         new: list[int] = []
@@ -207,7 +213,8 @@ class DcgmExporterSource:
     """The TelemetrySource of one dcgm-exporter URL. Blank values are left out.
 
     `hostname` selects one host of a page with several. `collect_interval_seconds` is the exporter's own interval: it
-    determines when an unchanged page is stale and over which time a change of the energy counter is spread.
+    determines when an unchanged page is stale and over which time a change of the energy counter is spread. A GPU that
+    vanishes after one of `fatal_xids` is missing in any case.
     """
 
     name = "dcgm-exporter"
@@ -220,6 +227,7 @@ class DcgmExporterSource:
         max_gap_seconds: float = LONGEST_READING_SECONDS,
         collect_interval_seconds: float = COLLECT_SECONDS,
         hostname: str = "",
+        fatal_xids: Collection[int] = Policy().fatal_xids,
         lookup: Callable[[str], Spec | None] = find_spec,
         fetch: PageFetcher | None = None,
     ) -> None:
@@ -231,6 +239,9 @@ class DcgmExporterSource:
         self._signals: frozenset[str] = frozenset()
         self._shows_free_gpus = False
         """A page had GPUs with pods and GPUs without: then one that a page does not have is not there."""
+        self._leaves_out_free_gpus = False
+        """Pages were seen that only an exporter makes which leaves out GPUs without a pod."""
+        self._fatal_xids = frozenset(fatal_xids)
 
     @property
     def signals(self) -> frozenset[str]:
@@ -256,6 +267,7 @@ class DcgmExporterSource:
         readings: list[Reading] = []
         health: list[Health] = []
         gpus = self._gpus(faults)
+        self._leaves_out_free_gpus |= self._shows_left_out(gpus)
         for uuid, gpu in gpus.items():
             state = self._update_board(uuid, gpu, faults)
             if gpu.lines != state.lines:
@@ -352,8 +364,25 @@ class DcgmExporterSource:
             state.lines = set()  # when it returns, its lines count as changed, even if they are the same
             # A pod keeps its GPUs: one whose pod is still there was not freed.
             held = state.devices[0].condition == "missing" or not state.pods.isdisjoint(pods)
-            free = pods_only and not (self._shows_free_gpus or held)
+            # One without a pod went as the first pod came: nothing else than that mode does that.
+            known = self._leaves_out_free_gpus or not state.pods
+            failed = not self._fatal_xids.isdisjoint(state.xids.codes)
+            free = pods_only and known and not (self._shows_free_gpus or held or failed)
             yield self._left_out(uuid) if free else self._missing(uuid)
+
+    def _shows_left_out(self, gpus: Mapping[str, GpuLines]) -> bool:
+        """Return whether this page shows that the exporter leaves out GPUs without a pod.
+
+        That all GPUs have pods shows nothing: so it is on a fully occupied node with any exporter. A line for a virtual
+        GPU does, and a GPU that arrives only with a pod, one that it did not leave with.
+        """
+        if any(gpu.virtual for gpu in gpus.values()):
+            return True
+        if not self._boards or not may_leave_out_free_gpus(gpus.values()):
+            return False
+        new = _BoardState((), XidTracker())
+        states = ((gpu.pods, self._boards.get(uuid, new)) for uuid, gpu in gpus.items())
+        return any(not state.lines and state.pods.isdisjoint(pods) for pods, state in states)
 
     def _left_out(self, uuid: str) -> Fault:
         return Fault(
@@ -426,6 +455,7 @@ def open_dcgm_exporter(config: Any) -> DcgmExporterSource:
         max_gap_seconds=section.max_gap_seconds,
         collect_interval_seconds=section.collect_interval_seconds,
         hostname=section.hostname,
+        fatal_xids=config.policy.fatal_xids,
         lookup=partial(find_spec, overrides=config.overrides()),
     )
     try:
