@@ -296,7 +296,7 @@ class BudgetSettings(Struct, frozen=True, forbid_unknown_fields=True):
     idle_per_hour: Annotated[float, Meta(ge=0, le=1e9)] | None = None
     """Money per hour lost on unallocated and idle GPUs; not set: no alert."""
     currency: Currency | None = None
-    """Currency of idle_per_hour: that of [[prices]] unless set, or USD if these have several; GPU-hours without any."""
+    """Currency of idle_per_hour: that of [[prices]] unless set; of several USD, or the first; GPU-hours without any."""
 
 
 class ClusterSettings(Struct, frozen=True, forbid_unknown_fields=True):
@@ -521,7 +521,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
         currencies = {row.currency for row in self.prices}
         if not currencies:
             return NO_PRICE.currency
-        return self.budget.currency or (currencies.pop() if len(currencies) == 1 else _DEFAULT_CURRENCY)
+        return self.budget.currency or (_DEFAULT_CURRENCY if _DEFAULT_CURRENCY in currencies else min(currencies))
 
     @property
     def unknown_price_models(self) -> tuple[str, ...]:
@@ -591,7 +591,10 @@ def load(
     for dotted, value in (flags or {}).items():
         _set(tree, dotted, value)
         _check(tree, where=_flag(dotted))
-    return _check(tree, where="configuration")
+    config = _check(tree, where="configuration")
+    if problem := _budget_problem(config):  # only now: the file may have the budget, and the environment its currency
+        raise ConfigError(with_origin(problem, path, environ=environ, flags=flags or ()))
+    return config
 
 
 def with_origin(
@@ -660,7 +663,6 @@ def _check(tree: dict[str, Any], *, where: str, strict: bool = False, content: s
         if config.web.page_address:
             split_address(config.web.page_address, name="web.page_address")
         _check_privacy(config.privacy)
-        _check_budget(config)
     except (msgspec.ValidationError, ConfigError) as err:
         from exporter.config_errors import explain  # noqa: PLC0415  only if there is an error
 
@@ -707,10 +709,12 @@ def check_exemptions(exemptions: Iterable[Exemption]) -> None:
             _check_pattern(f"{where}.{field}", getattr(exemption, field))
 
 
-def _check_budget(config: Config) -> None:
+def _budget_problem(config: Config) -> str:
+    """Return what is wrong with the budget's currency, or an empty text."""
     named, priced = config.idle_budget_currency, sorted({row.currency for row in config.prices})
-    if config.budget.idle_per_hour is not None and priced and named not in priced:
-        raise ConfigError(f"budget.currency: no row of [[prices]] is in {named}: it is one of {', '.join(priced)}")
+    if config.budget.idle_per_hour is None or not priced or named in priced:
+        return ""
+    return f"budget.currency: no row of [[prices]] is in {named}: it is one of {', '.join(priced)}"
 
 
 def _check_privacy(privacy: PrivacySettings) -> None:
