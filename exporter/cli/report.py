@@ -320,7 +320,7 @@ def _sums_from_records(
         usage, spans, about=_scope_text(only, whole=args.gpus is not None), by=args.by or "", every=every,
         source=sources.source, start=span.start, end=span.end, fleet=fleet,
         unseen=(
-            *sources.unanswered, *sources.notes, *_unheld_notes(args, fleet), *_period_notes(args, spans, known),
+            *sources.unanswered, *sources.notes, *_unheld_notes(args, fleet), *_period_notes(args, spans, known, running=passed.running),
             *carbon_notes(hours_unknown(usage), sources.carbon),
         ),
         simulated=passed.simulated,
@@ -338,12 +338,23 @@ def _unheld_notes(args: argparse.Namespace, fleet: FleetUsage | None) -> Iterato
             yield f"jobs held {fleet.held:,.1f} GPUs on average, more than are paid for by your word: all count"
 
 
-def _period_notes(args: argparse.Namespace, spans: tuple[Period, ...], known: Period) -> Iterator[str]:
-    """Mention that no job is known of a part of the period."""
-    if args.gpus is not None and known != Period(spans[0].start, spans[-1].end):
+_GAP_SECONDS = 60.0
+"""A daemon's records of running jobs are as old."""
+
+
+def _period_notes(
+    args: argparse.Namespace, spans: tuple[Period, ...], known: Period, *, running: bool
+) -> Iterator[str]:
+    """Mention that no job is known of a part of the period: whether it had none is known to nobody here."""
+    gaps = []
+    if known.start - spans[0].start >= _GAP_SECONDS:
+        gaps.append(f"before {format_time(known.start)}")
+    if spans[-1].end - known.end >= _GAP_SECONDS and not running:
+        gaps.append(f"after {format_time(known.end)}")
+    if args.gpus is not None and gaps:
         yield (
-            f"the first of these jobs began {format_time(known.start)}, the last ended {format_time(known.end)}: before"
-            " and after it, nobody had the GPUs (--since and --at choose another time)"
+            f"no job is known {' and '.join(gaps)}: the GPUs count as unallocated there; use --since and --at if that"
+            " is not so, as before the daemon was installed"
         )
 
 

@@ -232,6 +232,7 @@ class JobRecordSummary(Struct, frozen=True, kw_only=True):
     owner: Owner
     start: float
     end: float
+    running: bool = False
     paid: int
     parts: dict[str, int]
     energy: dict[str, float] = {}

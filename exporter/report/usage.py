@@ -51,6 +51,10 @@ class UsageInput(Protocol):
         """When GPUs were last held, Unix seconds."""
 
     @property
+    def running(self) -> bool:
+        """Whether it holds GPUs still."""
+
+    @property
     def whole_gpus(self) -> float:
         """The most whole GPUs held at once."""
 
@@ -138,20 +142,21 @@ class GpuHolding(NamedTuple):
 
 
 class UsageInputs:
-    """Iterates over inputs once, and collects the holdings of all and whether any is simulated."""
+    """Iterates over inputs once, and collects the holdings of all and whether any is running or simulated."""
 
     def __init__(self, inputs: Iterable[UsageInput], *, team: str = "") -> None:
         """Keep only inputs of `team`, if given: stores and nodes cannot filter by team."""
         self._inputs, self._team = inputs, team
         self._holdings: dict[tuple[str, str], list[GpuHolding]] = defaultdict(list)
         """By node and job."""
-        self.simulated = False
+        self.running = self.simulated = False
 
     def __iter__(self) -> Iterator[UsageInput]:
         for usage_input in self._inputs:
             if self._team in ("", usage_input.owner.team):
                 holding = GpuHolding(usage_input.start, usage_input.end, usage_input.whole_gpus)
                 self._holdings[usage_input.node, usage_input.owner.job_id].append(holding)
+                self.running = self.running or usage_input.running
                 self.simulated = self.simulated or usage_input.simulated
                 yield usage_input
 

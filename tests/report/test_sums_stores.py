@@ -224,6 +224,26 @@ def test_a_job_is_ranked_by_any_of_its_words(tmp_path: Path) -> None:
         assert [row["name"] for row in told(f"--all --by {by} --store {path} {AT}")["rows"]] == [name]
 
 
+@pytest.mark.parametrize(
+    ("job", "gap"),
+    [
+        (statement(), "after 2026-01-01 01:00 UTC"),
+        (statement(running=True), ""),
+        (statement(start=THURSDAY + 2 * HOUR, end=THURSDAY + 4 * HOUR - 59), "before 2026-01-01 02:00 UTC"),
+        (
+            statement(start=THURSDAY + HOUR, end=THURSDAY + 2 * HOUR),
+            "before 2026-01-01 01:00 UTC and after 2026-01-01 02:00 UTC",
+        ),
+    ],
+)
+def test_of_what_time_no_job_is_known_is_told_where_gpus_of_nobody_are_counted(
+    tmp_path: Path, job: JobRecord, gap: str
+) -> None:
+    page = " ".join(said(f"--all --gpus 8 --store {store(tmp_path / 'a.db', job)} {AT}").split())
+    assert ("no job is known" in page) == bool(gap)
+    assert f"no job is known {gap}: the GPUs count as unallocated there" in page or not gap
+
+
 def test_gpus_that_are_paid_for_make_a_fleet_of_it(tmp_path: Path) -> None:
     """In all of the four hours that are asked for, of which one has a job."""
     path = store(tmp_path / "a.db", statement())
@@ -232,12 +252,13 @@ def test_gpus_that_are_paid_for_make_a_fleet_of_it(tmp_path: Path) -> None:
     assert "paid for, on average            8\n" in page
     assert "held by nobody                  7 GPUs on average, 56.00 USD" in page
     assert "by your word 8 GPUs are paid for" in page
-    assert "2026-01-01 01:00 UTC: before and after it, nobody had the GPUs" in " ".join(page.split())
+    unknown = "no job is known after 2026-01-01 01:00 UTC: the GPUs count as unallocated there; use --since and --at"
+    assert unknown in " ".join(page.split())
     assert "more than are paid for" not in page
     hour = f"--at {THURSDAY + HOUR} --since 1h"
     few = " ".join(said(f"--all --gpus 3 --store {path} {hour}").split())
     assert "jobs held 4.0 GPUs on average, more than are paid for by your word" in few
-    assert "nobody had the GPUs" not in few
+    assert "no job is known" not in few
     without = " ".join(said(f"--all --store {path} {AT}").split())
     assert "All jobs" in without
     assert "say how many are paid for with --gpus" in without
