@@ -21,7 +21,8 @@ command=/opt/gpu-efficiency/bin/gpu-efficiency
 config=/etc/gpu-efficiency/config.toml
 flags=                                # of `report`: "--prometheus http://prometheus:9090" includes all nodes
 wait=                                 # seconds to wait at most until the end of the job is seen: 15 if the node's daemon
-                                      # is asked. With --prometheus all of them, 150, for two scrapes a minute apart
+                                      # is asked; with --prometheus it always sleeps that long, by default 150, for two
+                                      # scrapes a minute apart
 limit=60                              # seconds for any single step
 mark='gpu-efficiency: '               # beginning of comments by this script
 PATH=/usr/sbin:/usr/bin:/sbin:/bin    # where Slurm's commands are
@@ -182,11 +183,18 @@ write() {
     else
         set -- --wait "$wait"
     fi
-    if ! line=$(receipt --line "$@" 2>/dev/null); then
+    # Its errors, then the line, so that it runs once.
+    if ! said=$(
+        { line=$(receipt --line "$@"); } 2>&1
+        status=$?
+        printf '\n%s' "$line"
+        [ "$status" = 0 ]
+    ); then
         # As a rule a job without GPUs.
-        tell "job $job: no receipt: $(receipt --line 2>&1 | head -n 1)" info
+        tell "job $job: no receipt: $(printf '%s' "$said" | grep . | head -n 1)" info
         return 0
     fi
+    line=$(printf '%s' "$said" | tail -n 1)
     part=$(part) name=$(shown_id "$line")
     for place in $places; do
         case $place in
@@ -214,7 +222,10 @@ locked() {
     locks=${RECEIPT_LOCKS:-/run/gpu-efficiency-receipts}
     if mkdir -p "$locks" 2>/dev/null; then
         (
-            flock -w "$limit" 9 || exit 0
+            if ! flock -w "$limit" 9; then
+                tell "job $job: no receipt: those of other jobs have taken longer than $limit s"
+                exit 0
+            fi
             "$@" 9>&-
         ) 9>"$locks/$((job % 4))"
     else
@@ -251,7 +262,10 @@ if ! number "$job"; then
 elif [ "${1:-}" = detached ]; then
     exec >/dev/null
     if first_node; then
-        if scraped; then sleep "${wait:=150}"; fi
+        if scraped; then
+            sleep "${wait:=150}"
+            wait=0                    # no command is given more time for it
+        fi
         : "${wait:=15}"
         locked write
     fi

@@ -4,6 +4,7 @@ Slurm's own commands are stand-ins here, which record their arguments; a real sl
 tests/e2e/test_slurm_receipts.py. Files are written by the real setpriv, and so by root alone.
 """
 
+import fcntl
 import os
 import re
 import shutil
@@ -154,12 +155,35 @@ def test_two_scrapes_are_waited_for_before_a_prometheus_is_asked(node: Node) -> 
     sleep = node.root / "bin/sleep"
     sleep.write_text(f"#!/bin/sh\necho \"sleep [$1] $(ls '{node.root}')\" >>'{node.root}/told'\n")
     sleep.chmod(0o755)
+    program(node.root, "timeout", 'while [ "$1" = -k ]; do shift 2; done; shift; exec "$@"')
     node.settings["flags"] = "--prometheus=http://p:9090"
     node.write()
     (told,) = node.told("sleep")
     assert told.startswith("[150]")
     assert "locks" not in told
     assert node.comment() == f"gpu-efficiency: {LINE}"
+    assert node.told("timeout")[0].startswith("[-k] [5] [60] "), "the wait is over when the report begins"
+
+
+def test_what_the_report_says_beside_its_line_is_not_in_the_comment(node: Node) -> None:
+    program(node.root, "gpu-efficiency", f"echo 'the clock is off' >&2; echo '{LINE}'")
+    node.write()
+    assert node.comment() == f"gpu-efficiency: {LINE}"
+
+
+def test_a_job_without_gpus_is_asked_about_once(node: Node) -> None:
+    program(node.root, "gpu-efficiency", "echo 'no job 4711 held a GPU' >&2; exit 1")
+    assert "job 4711: no receipt: no job 4711 held a GPU" in node.write()
+    assert len(node.told("gpu-efficiency")) == 1
+
+
+def test_a_receipt_that_waits_in_vain_for_others_is_told(node: Node) -> None:
+    (node.root / "locks").mkdir()
+    node.settings["limit"] = "0"
+    with (node.root / "locks" / f"{4711 % 4}").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert "job 4711: no receipt: those of other jobs have taken longer than 0 s" in node.write()
+    assert not node.told("gpu-efficiency")
 
 
 def test_slurmd_is_not_made_to_wait_and_may_kill_the_epilogs_group(node: Node) -> None:
