@@ -27,6 +27,7 @@ _TEXT_BYTES = 64 * 1024
 _MOST_CACHED = 4096
 """Processes kept in the cache though no GPU lists them."""
 _NAMELESS_SECONDS = 60.0
+_MOST_NAMELESS_SECONDS = 3600.0
 _COMMAND_CHARS = 4096
 _RANK_DIGITS = 9
 _RANK_VARIABLES = (
@@ -179,7 +180,8 @@ def user_name(uid: int) -> str:
 class UserNames:
     """Returns users' names and remembers them, because the name service may be remote, and the caller must not wait.
 
-    That a user has no name is believed for a minute only: at boot the service may not be up yet.
+    That a user has no name is believed for a minute only, because at boot the service may not be up yet; then for twice
+    as long each time, up to an hour, because of some users it never knows one.
     """
 
     def __init__(
@@ -188,15 +190,18 @@ class UserNames:
         """`user_of` returns a uid's name, or the uid if it has none."""
         self._user_of, self._clock = user_of, clock
         self._names: dict[int, str] = {}
-        self._nameless_until: dict[int, float] = {}
+        self._nameless: dict[int, tuple[float, float]] = {}
+        """For how many seconds it is believed that a user has no name, and until when."""
 
     def __call__(self, uid: int) -> str:
         """Return the user's name, or the uid if it has none."""
         name = self._names.get(uid)
-        if name is None and self._clock() >= self._nameless_until.get(uid, 0.0):
+        seconds, until = self._nameless.get(uid, (_NAMELESS_SECONDS / 2, 0.0))
+        if name is None and self._clock() >= until:
             name = self._user_of(uid)
             if name == str(uid):
-                self._nameless_until[uid] = self._clock() + _NAMELESS_SECONDS
+                seconds = min(2 * seconds, _MOST_NAMELESS_SECONDS)
+                self._nameless[uid] = seconds, self._clock() + seconds
             else:
                 self._names[uid] = name
         return str(uid) if name is None else name

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -416,6 +417,22 @@ def test_a_real_start_lies_between_the_moments_around_it() -> None:
         child.communicate(b"\n")
     tick = SECOND // HERTZ
     assert before - tick - MS <= held.start <= now
+
+
+def test_of_a_user_without_a_name_the_name_service_is_asked_ever_more_rarely() -> None:
+    """What it answers is waited for, by the thread that reads the GPUs."""
+    asked, now = list[float](), [0.0]
+
+    def user_of(uid: int) -> str:
+        asked.append(now[0])
+        return str(uid)
+
+    names = UserNames(user_of, clock=lambda: now[0])
+    for second in range(0, 4 * 3600, 10):
+        now[0] = float(second)
+        assert names(1001) == "1001"
+    apart = [after - before for before, after in pairwise(asked)]
+    assert apart == [60, 120, 240, 480, 960, 1920, 3600, 3600]
 
 
 def test_who_had_no_name_at_boot_is_called_by_it_as_soon_as_it_is_known(proc: Proc) -> None:
