@@ -15,6 +15,7 @@ from exporter.agent.agent import Agent, paced, when_due
 from exporter.agent.sampler import Collector, Sampler
 from exporter.clock import SystemClock
 from exporter.core.checkpoint import dump_ledger
+from exporter.core.ledger import OTHER_ACCOUNTS
 from exporter.core.model import SECOND, Fault, Health, Observation, Owner, State
 from exporter.core.policy import Policy
 from exporter.core.snapshot import DaemonMetadata
@@ -708,7 +709,7 @@ def test_observations_end_when_told() -> None:
     assert came == [1, 2]
 
 
-def test_the_first_account_without_room_is_logged_once_in_the_life_of_the_books(
+def test_the_first_account_without_room_is_logged_once_after_each_start(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     agent = Agent(meta=DaemonMetadata(), policy=Policy(max_accounts=1))
@@ -722,5 +723,20 @@ def test_the_first_account_without_room_is_logged_once_in_the_life_of_the_books(
     assert "than policy.max_accounts = 1 have jobs here" in record.getMessage()
     again = Agent(meta=DaemonMetadata(), policy=Policy(max_accounts=1))
     again.resume(dump_ledger(agent.ledger), now=4 * SECOND, reason="restarted")
-    again.process(seen(4, reading(3, 4), allocations=two))
-    assert caplog.records == [record]
+    for at in (4, 5):
+        again.process(seen(at, reading(at - 1, at), allocations=two))
+    assert [each.getMessage() for each in caplog.records] == 2 * [record.getMessage()]
+
+
+def test_an_account_that_once_had_no_room_is_no_news_at_a_start(caplog: pytest.LogCaptureFixture) -> None:
+    agent = Agent(meta=DaemonMetadata(), policy=Policy(max_accounts=1, job_linger_seconds=0.5))
+    agent.process(first([device()], [held(owner=Owner("1", account="a"))]))
+    agent.process(seen(1, reading(0, 1), allocations=tuple(held(owner=Owner(job, account=job)) for job in "ab")))
+    agent.process(seen(2, reading(1, 2), allocations=(held(owner=Owner("a", account="a")),)))
+    agent.process(seen(4, reading(2, 4), allocations=(held(owner=Owner("a", account="a")),)))
+    assert OTHER_ACCOUNTS in agent.ledger.accounts
+    caplog.clear()
+    again = Agent(meta=DaemonMetadata(), policy=Policy(max_accounts=1))
+    again.resume(dump_ledger(agent.ledger), now=4 * SECOND, reason="restarted")
+    again.process(seen(5, reading(4, 5), allocations=(held(owner=Owner("a", account="a")),)))
+    assert caplog.records == []

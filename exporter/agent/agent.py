@@ -93,7 +93,6 @@ class Agent:
         ledger = Ledger(*self._policies)
         load_ledger(ledger, checkpoint)
         self.ledger, self._downtime = ledger, Fault(EXPORTER_DOWN, reason)
-        self._accounts_full = OTHER_ACCOUNTS in ledger.accounts
         ledger.watched_since = now
 
     def start_fresh(self, booked_until: Mapping[str, int], *, now: int, reason: str) -> None:
@@ -143,8 +142,10 @@ class Agent:
         self._price_problems = problems
 
     def _warn_of_accounts(self) -> None:
-        """Log the first time that a job is billed as `other`."""
-        if not self._accounts_full and OTHER_ACCOUNTS in self.ledger.accounts:
+        """Log the first time since the start that a job is billed as `other`."""
+        if self._accounts_full or OTHER_ACCOUNTS not in self.ledger.accounts:
+            return
+        if any(job.account == OTHER_ACCOUNTS for job in self.ledger.jobs.values()):
             self._accounts_full = True
             log.warning(
                 "more accounts (team, account, namespace) than policy.max_accounts = %d have jobs here: time of the "

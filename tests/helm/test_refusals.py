@@ -94,7 +94,7 @@ BY_WORDS: list[tuple[dict[str, Any], str]] = [
         "podMonitor.scheme: http, and the exporter speaks TLS",
     ),
     ({"cluster": {"enabled": True}, "kubernetes": {"api": False}}, "cluster.enabled needs scheduler: kubernetes"),
-    ({"updateStrategy": {"rollingUpdate": {"maxSurge": "10%"}}}, "maxSurge runs two exporters on a node"),
+    ({"updateStrategy": {"rollingUpdate": {"maxSurge": "10%"}}}, "figures, which are counted twice"),
     ({"updateStrategy": {"rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}}, "set maxUnavailable instead"),
     ({"networkPolicy": {"enabled": True}, "hostNetwork": True}, "a NetworkPolicy does not hold for pods on the host"),
     ({"dashboards": {"enabled": True, "sidecar": {"enabled": False}}}, "nobody would read the ConfigMaps"),

@@ -17,7 +17,7 @@
 {{- end -}}
 {{- $surge := dig "rollingUpdate" "maxSurge" 0 .Values.updateStrategy | toString | trimSuffix "%" -}}
 {{- if and (eq .Values.updateStrategy.type "RollingUpdate") (ne $surge "0") -}}
-{{- fail "updateStrategy.rollingUpdate.maxSurge runs two exporters on a node during an upgrade: the new one cannot open the store that the old one has, so its counters start from zero; set maxUnavailable instead" -}}
+{{- fail "updateStrategy.rollingUpdate.maxSurge runs two exporters on a node during an upgrade: both export its figures, which are counted twice, and only one can have a store on hostPath; set maxUnavailable instead" -}}
 {{- end -}}
 {{- if and .Values.networkPolicy.enabled .Values.hostNetwork -}}
 {{- fail "networkPolicy.enabled with hostNetwork: a NetworkPolicy does not hold for pods on the host's network; leave one of them out, and guard the port by the nodes' firewall or by web.config" -}}
