@@ -79,7 +79,14 @@ BUDGET = "[budget]\nidle_per_hour = 50\n"
 
 @pytest.mark.parametrize(
     ("priced", "named", "currency"),
-    [("EUR", "", "EUR"), ("EUR", "EUR", "EUR"), ("EUR USD", "", "USD"), ("EUR USD", "EUR", "EUR"), ("CHF", "", "CHF"), ("EUR CHF", "", "CHF")],
+    [
+        ("EUR", "", "EUR"),
+        ("EUR", "EUR", "EUR"),
+        ("EUR USD", "", "USD"),
+        ("EUR USD", "EUR", "EUR"),
+        ("CHF", "", "CHF"),
+        ("EUR CHF", "", "CHF"),
+    ],
 )
 def test_a_budget_is_in_a_currency_of_the_prices(tmp_path: Path, priced: str, named: str, currency: str) -> None:
     """Or nothing is compared with it, and the alert never fires."""

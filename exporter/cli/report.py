@@ -320,7 +320,8 @@ def _sums_from_records(
         usage, spans, about=_scope_text(only, whole=args.gpus is not None), by=args.by or "", every=every,
         source=sources.source, start=span.start, end=span.end, fleet=fleet,
         unseen=(
-            *sources.unanswered, *sources.notes, *_unheld_notes(args, fleet), *_period_notes(args, spans, known, running=passed.running),
+            *sources.unanswered, *sources.notes, *_unheld_notes(args, fleet),
+            *_period_notes(args, spans, known, running=passed.running),
             *carbon_notes(hours_unknown(usage), sources.carbon),
         ),
         simulated=passed.simulated,
