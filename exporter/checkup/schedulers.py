@@ -26,7 +26,13 @@ from exporter.config import Config
 from exporter.files import may_exist
 from exporter.registry import SCHEDULERS, section_of
 from exporter.schedulers.base import SchedulerError, open_scheduler
-from exporter.schedulers.slurm.client import CommandClient, Commands, SlurmClient, SlurmUnavailableError
+from exporter.schedulers.slurm.client import (
+    CommandClient,
+    Commands,
+    MissingCommandError,
+    SlurmClient,
+    SlurmUnavailableError,
+)
 from exporter.schedulers.slurm.local_node import find_conf, parse_slots, read_conf
 from exporter.schedulers.slurm.slurmd import list_gpus
 
@@ -98,6 +104,9 @@ def _gpu_list(context: CheckContext, node: str) -> Finding:
     """Have slurmd list the GPUs: without that, which GPU an index names is unknown."""
     try:
         slots = parse_slots(list_gpus(_commands(context), node, proc=Path(context.config.host.proc)))
+    except MissingCommandError as err:
+        message = f"{split_advice(str(err))[0]}: gres index N is taken for /dev/nvidiaN"
+        return Finding(JOBS, "slurm gpus", WARN, message, _NO_SLURMD_ADVICE)
     except (SlurmUnavailableError, ValueError) as err:
         message, do = split_advice(str(err), _LIST_ADVICE)
         return failed(JOBS, "slurm gpus", message, do, needed=context.config.scheduler == "slurm")
@@ -105,6 +114,10 @@ def _gpu_list(context: CheckContext, node: str) -> Finding:
     return Finding(JOBS, "slurm gpus", OK, f"`slurmd -G` lists them ({counts})")
 
 
+_NO_SLURMD_ADVICE = (
+    "set slurm.bin_dir; where there is no slurmd (a container), look whether gres.conf has the GPUs in the order of"
+    " /dev/nvidiaN"
+)
 _LIST_ADVICE = (
     "run `slurmd -N NODE -G` as this user: slurm.conf must have the node with Gres= (slurm.node_name names it), and"
     " gres.conf its devices"

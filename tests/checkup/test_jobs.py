@@ -91,6 +91,21 @@ def test_absent_schedulers_are_told_and_named_ones_fail(tmp_path: Path) -> None:
         assert list(look(node(tmp_path, scheduler="processes", **nowhere), ())) == []
 
 
+def test_a_node_without_slurmd_is_warned_of_for_the_daemon_works_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a container, which has no slurmd and queries slurmrestd."""
+    monkeypatch.setenv("PATH", f"{tmp_path}")
+    slurm = SlurmSettings(spool_dir=f"{tmp_path}", node_name="n1", restd_url="http://127.0.0.1:1")
+    found = check_slurm(node(tmp_path, scheduler="slurm", slurm=slurm), ())
+    gpus = only(each for each in found if each.check == "slurm gpus")
+    assert gpus.verdict is WARN
+    assert (
+        gpus.message == "slurmd: cannot be started: No such file or directory: gres index N is taken for /dev/nvidiaN"
+    )
+    assert gpus.do.startswith("set slurm.bin_dir; where there is no slurmd (a container), look whether gres.conf")
+
+
 def test_the_first_that_works_is_taken_and_none_is_an_end_where_one_is_named(tmp_path: Path) -> None:
     works = Finding("jobs", "kubernetes", OK, ""), Finding("jobs", "mapping-dir", OK, "")
     broken = (Finding("jobs", "slurm", WARN, ""),)

@@ -91,7 +91,8 @@ class Answers:
 class Here(LocalNode):
     """What the node itself shows of its jobs."""
 
-    def __init__(self) -> None:
+    def __init__(self, conf: str = "") -> None:
+        self._conf = conf
         self.tasks: dict[str, JobTasks] = {}
         self.bound: set[str] = set()
         self.inspected: list[str] = []
@@ -119,7 +120,7 @@ class Rig:
         self.spool.mkdir()
         if self.mapping:
             self.mapping.mkdir()
-        self.answers, self.here = Answers(), Here()
+        self.answers, self.here = Answers(), Here(f"{folder / 'slurm.conf'}")
         self.now, self.offset = BEGIN, WALL - BEGIN
         self.controller = ControllerQueries(self.answers, self.here, node=NODE, clock=lambda: self.now, threaded=False)
         self.scheduler = SlurmScheduler(
@@ -129,7 +130,6 @@ class Rig:
             node_state_seconds=node_state_seconds,
             wall=lambda: self.now + self.offset,
             phase=lambda: 0.0,
-            conf=f"{folder / 'slurm.conf'}",
         )
         self.words: list[SchedulerState] = []
 

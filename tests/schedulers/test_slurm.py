@@ -18,6 +18,9 @@ from exporter.schedulers.slurm.scheduler import SlurmScheduler, open_slurm
 from tests.ordinary import hidden
 from tests.schedulers.slurm_rig import BATCH, BEGIN, DEVICES, EXTERN, NODE, Proc, Rig, bind, job
 
+Slots = dict[str, tuple[Slot, ...]]
+NO_ANSWER = "slurmd -N node1 -G: no answer within 30 s"
+
 
 def free_but(*held: str) -> dict[str, str]:
     """All GPUs but these, which may be somebody's."""
@@ -374,16 +377,71 @@ def test_while_slurmd_lists_nothing_no_gpu_is_free_beside_a_running_job(mapped: 
 def test_slurmd_s_list_is_asked_for_each_minute_until_it_is_known_and_each_fault_says_why(rig: Rig) -> None:
     """At boot AutoDetect=nvml may take longer than a command may."""
     rig.answers.jobs["7"] = job("7", 0)
-    rig.here.slots, rig.here.problem = {}, "the GPUs of jobs are unknown: slurmd -N node1 -G: no answer within 30 s"
+    rig.here.slots, rig.here.problem = {}, NO_ANSWER
     rig.socket("7")
     for _ in range(59):
         assert rig.held() == free_but()
-        assert any("scheduler_refused" in fault and "no answer within 30 s" in fault for fault in rig.faults())
+        assert any("scheduler_refused" in f and f"the GPUs of jobs are unknown: {NO_ANSWER}" in f for f in rig.faults())
     assert rig.here.gpu_map_read == 1
     rig.here.slots, rig.here.problem = {"gpu": (Slot(3),)}, ""
     rig.tick(2.0)
     assert rig.held() == {"GPU-3": "7"}
     assert (rig.faults(), rig.here.gpu_map_read) == ([], 2)
+
+
+def test_a_list_that_stays_unknown_is_asked_for_at_growing_pauses_and_a_new_problem_soon(rig: Rig) -> None:
+    """Each try may take half a minute of the thread that queries jobs."""
+    rig.here.slots, rig.here.problem = {}, NO_ANSWER
+    read = []
+    for _ in range(221):
+        rig.tick(10.0)
+        read.append(rig.here.gpu_map_read)
+    assert [10 * read.index(number) for number in range(1, 8)] == [0, 60, 180, 420, 900, 1500, 2100]
+    rig.here.slots, rig.here.problem = {"gpu": (Slot(0),)}, ""
+    rig.tick(600.0)
+    rig.here.problem = NO_ANSWER
+    rig.tick(600.0)
+    assert rig.here.gpu_map_read == 9
+    for _ in range(6):
+        rig.tick(10.0)
+    assert rig.here.gpu_map_read == 10
+
+
+@pytest.mark.parametrize("slots", [{}, None], ids=["no answer", "slurmd is being replaced"])
+def test_a_list_that_slurmd_gave_once_outlasts_its_failures(rig: Rig, slots: Slots | None) -> None:
+    rig.here.slots = {"gpu": (Slot(3), Slot(2), Slot(1), Slot(0))}
+    rig.answers.jobs["7"] = job("7", 0)
+    rig.socket("7")
+    assert rig.held() == {"GPU-3": "7"}
+    rig.here.slots, rig.here.problem = slots, NO_ANSWER
+    for _ in range(80):
+        assert [(a.uuid, a.owner.job_id, a.end) for a in rig.told(10.0)] == [("GPU-3", "7", None)]
+    assert rig.here.gpu_map_read > 1
+    used = f"scheduler_refused: Slurm: the last list of GPUs stays in use: {NO_ANSWER}"
+    assert used in rig.faults()
+    (held,) = rig.told(601.0, DEVICES[1:])
+    assert (held.uuid, held.end) == ("GPU-3", None), "that another GPU is lost moves none"
+    added = (*DEVICES, Device("GPU-new", "4"))
+    for _ in range(4):
+        told = rig.told(601.0, added)
+    assert {(a.uuid, a.owner.job_id) for a in told} == {(device.uuid, "unknown") for device in added}
+    assert any(f"the GPUs of jobs are unknown: {NO_ANSWER}" in fault for fault in rig.faults())
+
+
+def test_no_poll_waits_for_the_disk_of_slurm_conf(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A network file system whose server is gone blocks whoever looks at a file there."""
+    looked, stat = [], Path.stat
+
+    def seen(path: Path, *, follow_symlinks: bool = True) -> os.stat_result:
+        looked.append(path.name)
+        return stat(path, follow_symlinks=follow_symlinks)
+
+    monkeypatch.setattr(Path, "stat", seen)
+    for number in range(1, 4):
+        rig.scheduler.poll(BEGIN + number * 10 * SECOND, DEVICES, ())
+    assert not {"slurm.conf", "gres.conf"} & set(looked)
+    rig.work()
+    assert {"slurm.conf", "gres.conf"} <= set(looked)
 
 
 def test_slurmd_s_list_is_read_anew_when_devices_or_the_configuration_change_and_else_seldom(rig: Rig) -> None:
@@ -396,7 +454,7 @@ def test_slurmd_s_list_is_read_anew_when_devices_or_the_configuration_change_and
         rig.here.slots = {"gpu": (Slot(number + 1),)}
         file.touch()
         os.utime(file, ns=(number, number + 1))
-        assert rig.held() == {f"GPU-{number + 1}": "7"}
+        assert rig.held(10.0) == {f"GPU-{number + 1}": "7"}
         assert rig.held(10.0) == {f"GPU-{number + 1}": "7"}
         assert rig.here.gpu_map_read == number + 2
     rig.tick(devices=DEVICES[1:])

@@ -1,9 +1,11 @@
 """Queries to a controller: by commands that a shell script simulates, over HTTP to a local server, on the thread."""
 
+import errno
 import os
+import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from socketserver import ThreadingMixIn, UnixStreamServer
@@ -12,13 +14,19 @@ from typing import ClassVar
 import pytest
 
 from exporter.core.model import SECOND
-from exporter.schedulers.slurm.client import CommandClient, Commands, SlurmUnavailableError, UnknownJobError
+from exporter.schedulers.slurm.client import (
+    CommandClient,
+    Commands,
+    MissingCommandError,
+    SlurmUnavailableError,
+    UnknownJobError,
+)
 from exporter.schedulers.slurm.controller import ControllerQueries, Updates
-from exporter.schedulers.slurm.local_node import GpuMap, parse_slots
+from exporter.schedulers.slurm.local_node import GpuMap, JobTasks, parse_slots
 from exporter.schedulers.slurm.parsing import SlurmJob
 from exporter.schedulers.slurm.restd import RestClient
 from exporter.schedulers.slurm.slurmd import list_gpus
-from tests.schedulers.slurm_rig import NODE, RECORDED, Answers, Here, Proc, job, recorded
+from tests.schedulers.slurm_rig import BEGIN, NODE, RECORDED, Answers, Here, Proc, job, recorded
 from tests.waiting import wait_for
 
 
@@ -154,6 +162,16 @@ def test_close_ends_a_question_in_the_middle(script: Script, commands: CommandCl
 def test_a_missing_command_says_which_and_what_to_set(tmp_path: Path) -> None:
     with pytest.raises(SlurmUnavailableError, match=r"no/scontrol: cannot be started: .*Set slurm.bin_dir"):
         CommandClient(Commands(bin_dir=str(tmp_path / "no"))).job("2")
+
+
+def test_a_command_that_cannot_be_started_for_a_moment_is_not_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    with pytest.raises(SlurmUnavailableError, match=r"slurmd: cannot be started: Resource temp") as raised:
+        Commands().run("slurmd", "-G")
+    assert not isinstance(raised.value, MissingCommandError)
 
 
 def test_the_environment_is_our_own(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -456,6 +474,42 @@ def test_an_inspection_that_fails_is_a_fault_and_queries_go_on(answers: Answers)
     until(both)
     assert {fault.kind for each in found for fault in each.faults} == {"scheduler_failed"}
     odd.close()
+
+
+def test_the_first_list_of_gpus_comes_before_queries_and_each_other_after_them(answers: Answers) -> None:
+    done: list[str] = answers.asked
+
+    class Noted(Here):
+        def gpu_map(self) -> GpuMap:
+            done.append("list")
+            return super().gpu_map()
+
+        def inspect_jobs(self, jobs: Iterable[str]) -> dict[str, JobTasks]:
+            done.extend(f"inspect {each}" for each in jobs)
+            return super().inspect_jobs(jobs)
+
+    queries = ControllerQueries(answers, Noted(), node=NODE, clock=lambda: BEGIN, threaded=False)
+    for number in ("7", "8"):
+        queries.request_gpu_map()
+        queries.query(number, 1)
+        queries.request_node_state()
+        while queries.step():
+            pass
+    assert done == ["list", "inspect 7", "7", f"node {NODE}", "inspect 8", "8", f"node {NODE}", "list"]
+
+
+def test_a_query_that_waits_for_a_minute_is_unanswered_though_it_never_failed(answers: Answers) -> None:
+    """As behind a look at slurm.conf on a network file system whose server is gone."""
+    now = BEGIN
+    queries = ControllerQueries(answers, Here(), node=NODE, clock=lambda: now, threaded=False)
+    queries.query("7", 1)
+    now += 59 * SECOND
+    assert queries.unanswered_since is None
+    now += SECOND
+    assert queries.unanswered_since == BEGIN
+    while queries.step():
+        pass
+    assert queries.unanswered_since is None
 
 
 def test_settle_waits_for_what_is_being_done(answers: Answers) -> None:

@@ -271,14 +271,14 @@ def test_slurmd_s_list_is_read_or_taken_for_granted_or_empty(proc: Proc) -> None
     )
     assert places(recorded("slurm-22.05/slurmd-G.txt")).problem == ""
     absent = places(MissingCommandError("no slurmd"))
-    assert (absent.uuids_at("gpu", 2, DEVICES), absent.problem) == (
+    assert (absent.uuids_at("gpu", 2, DEVICES), absent.fault) == (
         ("GPU-2",),
         "gres index N is taken for /dev/nvidiaN, because no slurmd",
     )
     for failed in ("slurmd: fatal: nothing", SlurmUnavailableError("slurmd -G: no answer, nothing")):
         with pytest.raises(ValueError, match="lists 0"):
             places(failed).uuids_at("gpu", 0, DEVICES)
-        assert re.match("the GPUs of jobs are unknown: .*nothing", places(failed).problem)
+        assert re.match("the GPUs of jobs are unknown: .*nothing", places(failed).fault)
 
 
 # slurm.conf.

@@ -73,8 +73,10 @@ class Commands:
         path = self._path(command)
         try:
             child = self._start([path, *arguments], conf or self.conf)
+        except (FileNotFoundError, PermissionError) as err:
+            raise MissingCommandError(f"{path}: cannot be started: {err.strerror}. Set slurm.bin_dir") from err
         except OSError as err:
-            raise MissingCommandError(f"{path}: cannot be started: {err.strerror or err}. Set slurm.bin_dir") from err
+            raise SlurmUnavailableError(f"{path}: cannot be started: {err.strerror or err}") from err
         command_line = " ".join((command, *arguments))
         output, errors = self._wait(child, command_line, timeout or self._timeout)
         return subprocess.CompletedProcess(

@@ -66,7 +66,8 @@ class ControllerQueries:
         self._inspections: dict[str, int] = {}
         self._queries: dict[str, _JobQuery] = {}
         self._node_queried_at: int | None = None
-        self._gpu_map_wanted = False
+        self._gpu_map_wanted = self._gpu_map_read = self._conf_check_wanted = False
+        self._conf_times: tuple[int, ...] = ()
         self._node_unanswered = self._busy = False
         self._stop = threading.Event()
         self._updates = Updates()
@@ -80,9 +81,13 @@ class ControllerQueries:
 
     @property
     def unanswered_since(self) -> int | None:
-        """When the oldest query without a response was made (monotonic nanoseconds); None: no query has failed."""
+        """When the oldest query without a response was made (monotonic nanoseconds).
+
+        None: no query has failed, or waited for longer than a minute (the thread may be blocked by a dead disk).
+        """
         with self._changed:
-            waiting = [query.queried_at for query in self._queries.values() if query.unanswered]
+            late = self._clock() - LONGEST_PAUSE
+            waiting = [each.queried_at for each in self._queries.values() if each.unanswered or each.queried_at <= late]
             if self._node_queried_at is not None and self._node_unanswered:
                 waiting.append(self._node_queried_at)
             return min(waiting, default=None)
@@ -116,6 +121,12 @@ class ControllerQueries:
         """Queue a reading of Slurm's and the driver's lists of GPUs."""
         with self._changed:
             self._gpu_map_wanted = True
+            self._changed.notify_all()
+
+    def check_conf(self) -> None:
+        """Queue a look at slurm.conf and gres.conf: if they have changed, the lists of GPUs are read again."""
+        with self._changed:
+            self._conf_check_wanted = True
             self._changed.notify_all()
 
     def drop_others(self, jobs: Iterable[str]) -> None:
@@ -168,7 +179,7 @@ class ControllerQueries:
 
     def _ready(self) -> bool:
         due = self._clock() >= self._retry_at and (self._queries or self._node_queried_at is not None)
-        return bool(self._inspections or self._gpu_map_wanted or due)
+        return bool(self._inspections or self._gpu_map_wanted or self._conf_check_wanted or due)
 
     def _idle_seconds(self) -> float | None:
         """Seconds until the next item is due; None: until something is queued."""
@@ -177,17 +188,24 @@ class ControllerQueries:
         return max(0.0, (self._retry_at - self._clock()) / SECOND)
 
     def step(self) -> bool:
-        """Process one item, local inspections before queries. Return False if there is none."""
+        """Process one item: inspections before queries, and these before the lists of GPUs, which may take long.
+
+        The first lists come before all else. Return False if there is nothing to do.
+        """
         with self._changed:
+            first = self._gpu_map_wanted and not self._gpu_map_read
             inspections, self._inspections = self._inspections, {}
-            gpu_map, self._gpu_map_wanted = self._gpu_map_wanted, False
-            due = self._clock() >= self._retry_at and not (inspections or gpu_map)
+            due = self._clock() >= self._retry_at and not (inspections or first)
             query = next(iter(self._queries.values()), None) if due else None
             node = due and query is None and self._node_queried_at is not None
-            self._busy = bool(inspections or gpu_map or query or node)
+            idle = not (inspections or query or node)
+            gpu_map, check = self._gpu_map_wanted and (first or idle), self._conf_check_wanted and idle
+            self._gpu_map_wanted &= not gpu_map
+            self._conf_check_wanted &= not check
+            self._busy = bool(inspections or gpu_map or check or query or node)
         try:
-            if gpu_map:
-                self._read_gpu_map()
+            if gpu_map or check:
+                self._read_gpu_map(only_if_changed=not gpu_map)
             if inspections:
                 self._inspect(inspections)
             if query is not None:
@@ -197,7 +215,7 @@ class ControllerQueries:
         finally:
             with self._changed:
                 self._busy = False
-        return bool(inspections or gpu_map or query or node)
+        return bool(inspections or gpu_map or check or query or node)
 
     def _inspect(self, inspections: dict[str, int]) -> None:
         found, listening = self._local.inspect_jobs(inspections), self._local.listening()
@@ -207,7 +225,11 @@ class ControllerQueries:
                 for job_id, run in inspections.items()
             ]
 
-    def _read_gpu_map(self) -> None:
+    def _read_gpu_map(self, *, only_if_changed: bool) -> None:
+        self._gpu_map_read, last = True, self._conf_times
+        self._conf_times = self._local.conf_times()
+        if only_if_changed and self._conf_times == last:
+            return
         gpu_map = self._local.gpu_map()
         with self._changed:
             self._updates.gpu_map = gpu_map

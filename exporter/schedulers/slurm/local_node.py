@@ -70,11 +70,6 @@ def read_conf(path: str, *, host: str | None = None) -> SlurmConf:
     return SlurmConf(path, spool, tuple(nodes))
 
 
-def conf_times(path: str) -> tuple[int, ...]:
-    """Return when slurm.conf and the gres.conf beside it were last changed, as far as they are there."""
-    return tuple(_modified(file) for file in (Path(path), Path(path).parent / "gres.conf"))
-
-
 def _modified(path: Path) -> int:
     try:
         return path.stat().st_mtime_ns
@@ -224,7 +219,17 @@ class GpuMap(Struct, frozen=True):
     instances: Mapping[int, tuple[int, int]] = {}
     """The board's minor and the GPU instance's number, by a capability's minor."""
     problem: str = ""
-    """Why slurmd's list is not known, and what follows."""
+    """Why slurmd gave no list now."""
+
+    @property
+    def fault(self) -> str:
+        """What follows from the problem, and the problem; empty if there is none."""
+        if not self.problem:
+            return ""
+        if self.slots is None:
+            return f"gres index N is taken for /dev/nvidiaN, because {self.problem}"
+        known = "the last list of GPUs stays in use" if self.slots else "the GPUs of jobs are unknown"
+        return f"{known}: {self.problem}"
 
     def uuids_at(self, name: str, index: int, devices: Sequence[Device]) -> tuple[str, ...]:
         """Return the GPU's UUID, or those of all its MIG instances. Raises ValueError with the reason."""
@@ -357,9 +362,11 @@ class LocalNode:
         slots: Callable[[], str],
         proc: str | Path = "/proc",
         cgroup: str | Path = "/sys/fs/cgroup",
+        conf: str = "",
     ) -> None:
-        """`slots` returns what `slurmd -G` prints, or raises SlurmUnavailableError."""
+        """`slots` returns what `slurmd -G` prints, or raises SlurmUnavailableError; `conf` is slurm.conf, if any."""
         self._name, self._slots, self._proc, self._cgroup = name, slots, Path(proc), Path(cgroup)
+        self._conf = conf
         self._told = False
 
     def inspect_jobs(self, jobs: Iterable[str]) -> dict[str, JobTasks]:
@@ -383,6 +390,11 @@ class LocalNode:
         except OSError:
             return frozenset()
 
+    def conf_times(self) -> tuple[int, ...]:
+        """Return when slurm.conf and the gres.conf beside it were last changed; may block on a network file system."""
+        conf = Path(self._conf)
+        return tuple(_modified(file) for file in (conf, conf.with_name("gres.conf"))) if self._conf else ()
+
     def gpu_map(self) -> GpuMap:
         """Read Slurm's and the driver's lists of GPUs; `problem` is set if Slurm's is unknown."""
         uuids, instances = read_uuids(self._proc), read_instances(self._proc)
@@ -392,9 +404,9 @@ class LocalNode:
         try:
             return GpuMap(parse_slots(self._slots()), uuids, instances)
         except MissingCommandError as err:
-            return GpuMap(None, uuids, instances, f"gres index N is taken for /dev/nvidiaN, because {err}")
+            return GpuMap(None, uuids, instances, str(err))
         except (SlurmUnavailableError, ValueError) as err:
-            return GpuMap({}, uuids, instances, f"the GPUs of jobs are unknown: {err}")
+            return GpuMap({}, uuids, instances, str(err))
 
     def _is_ours(self, pid: str) -> bool:
         """Several slurmds may share a host and run the same job; the process must belong to ours."""

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from exporter.core.model import SECOND, UNKNOWN_JOB, Allocation, Device, Fault, Owner, Reading
 from exporter.files import may_exist
 from exporter.schedulers.base import Member, SchedulerError, SchedulerState
@@ -24,10 +26,10 @@ from exporter.schedulers.slurm.job_table import AllocationTracker, JobTable
 from exporter.schedulers.slurm.local_node import (
     GpuMap,
     LocalNode,
+    Slot,
     SlurmConf,
     SpoolReader,
     SpoolState,
-    conf_times,
     find_conf,
     read_conf,
     short_hostname,
@@ -37,7 +39,10 @@ from exporter.schedulers.slurm.slurmd import list_gpus
 FIRST_ANSWER_SECONDS = 0.2
 """Wait for the response about a new job, so that a job of a few seconds is billed to its account."""
 _GPU_MAP_CHANGED, _GPU_MAP_PROBLEM, _GPU_MAP_EVERY = 10 * SECOND, 60 * SECOND, 600 * SECOND
-"""Shortest pause between two readings of the lists of GPUs: after a change, while there is a problem, otherwise."""
+"""Shortest pause between two readings of the lists of GPUs: after a change, after the first problem, otherwise.
+
+While a problem lasts the pause doubles: the command may take half a minute, and queries wait that long.
+"""
 _NODE_STATE_AGAIN = 30 * SECOND
 """Shortest pause between two queries for the node's state (two RPCs each), however many jobs leave."""
 _FIRST_NODE_STATE = 10.0
@@ -62,12 +67,8 @@ class SlurmScheduler:
         wall: Callable[[], int] = time.time_ns,
         phase: Callable[[], float] = random.random,
         user_of: Callable[[int], str] = user_name,
-        conf: str = "",
     ) -> None:
-        """`wall` returns Unix nanoseconds, `phase` a random number in [0, 1), `user_of` a uid's name.
-
-        `conf` is the path of slurm.conf, if there is one.
-        """
+        """`wall` returns Unix nanoseconds, `phase` a random number in [0, 1), `user_of` a uid's name."""
         self.node, self._spool, self._controller, self._wall = node, spool, controller, wall
         self._jobs = JobTable(controller, node)
         self._tracker = AllocationTracker(rules or Rules())
@@ -75,9 +76,11 @@ class SlurmScheduler:
         self._user_of = UserNames(user_of)
         self._gpu_map: GpuMap | None = None
         self._gpu_map_at: int | None = None
-        self._conf = conf
-        self._gpu_map_of: tuple[frozenset[str], tuple[int, ...]] = frozenset(), ()
-        """What the lists of GPUs follow from: the devices, and when the configuration was changed."""
+        self._gpu_map_of: frozenset[str] = frozenset()
+        """The devices at the last request for the lists of GPUs."""
+        self._gpu_map_pause, self._conf_at = _GPU_MAP_PROBLEM, 0
+        self._last_list: tuple[Mapping[str, tuple[Slot, ...]] | None, frozenset[str]] | None = None
+        """The last list that slurmd gave, and the devices then."""
         self._every, self._phase = int(node_state_seconds * SECOND), phase
         self._node_state_at = self._node_state_again = 0
         self._condition = ""
@@ -97,7 +100,8 @@ class SlurmScheduler:
         if self._jobs.update(spool.jobs, now) or first:
             self._controller.wait_settled(FIRST_ANSWER_SECONDS)
         updates = self._controller.take_updates()
-        self._gpu_map = updates.gpu_map or self._gpu_map
+        if updates.gpu_map is not None:
+            self._gpu_map = self._with_last_list(updates.gpu_map, devices)
         self._condition = updates.node.condition if updates.node else self._condition
         self._jobs.apply_answers(updates.answers, now=now, wall=wall)
         self._jobs.follow_up(now)
@@ -148,14 +152,31 @@ class SlurmScheduler:
 
     def _keep_gpu_map(self, now: int, devices: Sequence[Device]) -> None:
         """Request the lists of GPUs at first, after a change, while something is wrong with them, and seldom."""
-        follows_from = frozenset(device.uuid for device in devices), conf_times(self._conf) if self._conf else ()
+        uuids = frozenset(device.uuid for device in devices)
         problem = bool(self._tracker.problems or (self._gpu_map and self._gpu_map.problem))
-        pause = _GPU_MAP_PROBLEM if problem else _GPU_MAP_EVERY
-        if follows_from != self._gpu_map_of:
-            pause = _GPU_MAP_CHANGED
+        if not problem:
+            self._gpu_map_pause = _GPU_MAP_PROBLEM
+        pause = _GPU_MAP_CHANGED if uuids != self._gpu_map_of else self._gpu_map_pause if problem else _GPU_MAP_EVERY
         if self._gpu_map_at is None or now - self._gpu_map_at >= pause:
-            self._gpu_map_at, self._gpu_map_of = now, follows_from
+            self._gpu_map_pause = min(self._gpu_map_pause * (2 if problem else 1), _GPU_MAP_EVERY)
+            self._gpu_map_at, self._gpu_map_of = now, uuids
             self._controller.request_gpu_map()
+        if now - self._conf_at >= _GPU_MAP_CHANGED:
+            self._conf_at = now
+            self._controller.check_conf()
+
+    def _with_last_list(self, read: GpuMap, devices: Sequence[Device]) -> GpuMap:
+        """Return what was read; if slurmd gave no list, with its last one, unless other devices have come since.
+
+        Once there was a list, an index is never taken for a minor: slurmd may be missing for a moment.
+        """
+        uuids = frozenset(device.uuid for device in devices)
+        if not read.problem:
+            self._last_list = read.slots, uuids
+        elif self._last_list is not None:
+            slots, then = self._last_list
+            return replace(read, slots=slots if uuids <= then else {})
+        return read
 
     def _request_node_state(self, now: int, devices: Sequence[Device]) -> None:
         """Query the node's state after a job has left, and regularly while a GPU is unallocated."""
@@ -174,7 +195,7 @@ class SlurmScheduler:
     def _faults(self, spool: SpoolState) -> Iterator[Fault]:
         """Yield one fault with all current problems."""
         problems = {*self._tracker.problems, *spool.problems, *self._foreign_sockets(spool)}
-        problems |= {self._gpu_map.problem} if self._gpu_map and self._gpu_map.problem else set()
+        problems |= {self._gpu_map.fault} if self._gpu_map and self._gpu_map.fault else set()
         problems |= {_refused_message(e.job_id, e.refused) for e in self._jobs if e.refused}
         problems |= {_stale_message(e.job_id) for e in self._jobs if e.stale}
         problems |= {_disputed_message(e.job_id, e.disputed) for e in self._jobs if e.disputed}
@@ -222,7 +243,13 @@ def open_slurm(config: Any) -> SlurmScheduler:
         )
     proc = Path(config.host.proc)
     commands = Commands(bin_dir=slurm.bin_dir, conf=conf.path if conf else "", timeout=slurm.timeout_seconds)
-    local = LocalNode(node, slots=lambda: list_gpus(commands, node, proc=proc), proc=proc, cgroup=config.host.cgroup)
+    local = LocalNode(
+        node,
+        slots=lambda: list_gpus(commands, node, proc=proc),
+        proc=proc,
+        cgroup=config.host.cgroup,
+        conf=commands.conf,
+    )
     controller = ControllerQueries(_client(slurm, commands), local, node=node, clock=time.monotonic_ns)
     return SlurmScheduler(
         node,
@@ -231,7 +258,6 @@ def open_slurm(config: Any) -> SlurmScheduler:
         rules=Rules(config.workload, config.exemptions),
         proc=proc,
         node_state_seconds=slurm.node_state_seconds,
-        conf=conf.path if conf else "",
     )
 
 
