@@ -14,7 +14,7 @@ import re
 import stat
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,8 @@ _MOST_COLUMNS = 2
 _FILE_BYTES = 64 * 1024
 JOBS_PER_GPU = 64
 _NAMES = 10_000
+_ROOT = 0
+"""Its processes of a job, as an MPS server that a prologue started, do not make it the job's user beside another."""
 _QUIET = 2 * SECOND
 """Nanoseconds without a write after which a file is complete and its timestamps prove that it has not changed."""
 UNKNOWN = UNKNOWN_JOB
@@ -98,7 +100,9 @@ class JobFiles:
 class MappingDirScheduler:
     """The `Scheduler` of a node whose prolog or job launcher maintains a mapping directory.
 
-    The files hold only job ids: the user, and the command line for the rules, come from a process of the job.
+    The files hold only job ids: the user, and the command line for the rules, come from a process of the job. Its
+    control group says whose it is, or else its environment, which its user can change: that counts only on a GPU that
+    the job holds, and only while no other user's process there says the same.
     """
 
     name = "mapping-dir"
@@ -117,10 +121,12 @@ class MappingDirScheduler:
         self._path, self._rules, self._wall = Path(path), rules or Rules(), wall
         self._user_of = UserNames(user_of)
         self._files = JobFiles(self._path)
-        self._members = JobMembers(self._job_of, proc=proc, proven=self._proven)
+        self._members = JobMembers(self._find_job, proc=proc, proven=self._proven)
         self._listed: frozenset[str] = frozenset()
         self._job_processes: dict[str, ProcessInfo] = {}
         """One process per job, for its user and command."""
+        self._contested: set[str] = set()
+        """Jobs that the environments of several users' processes name; none is its user."""
         self._held: dict[tuple[str, str], Allocation] = {}
         self._polled_at: int | None = None
         self._read()
@@ -140,8 +146,8 @@ class MappingDirScheduler:
         holders, faults = _holders(files, devices)
         self._listed = frozenset(job for held in holders.values() for job in held.jobs)
         members = self._members.of_readings(readings)
-        self._job_processes = {job: process for job, process in self._job_processes.items() if job in self._listed}
         present = {(uuid, job): held.written for uuid, held in holders.items() for job in held.jobs}
+        self._note_users(members, present.keys(), readings)
         counts = Counter(job for _, job in present)
         ended = [structs.replace(a, end=now) for key, a in self._held.items() if key not in present]
         self._held = {
@@ -149,6 +155,7 @@ class MappingDirScheduler:
         }
         self._polled_at = now
         problems = (Fault("scheduler_refused", held.problem, uuid) for uuid, held in holders.items() if held.problem)
+        faults += [_contested(job) for job in sorted(self._contested)]
         return SchedulerState((*self._held.values(), *ended), now, members=members, faults=(*faults, *problems))
 
     def members(self, pids: Sequence[int]) -> Mapping[int, Member]:
@@ -185,15 +192,37 @@ class MappingDirScheduler:
     def _owner(self, job: str) -> Owner:
         if job == UNKNOWN:
             return Owner(UNKNOWN, self.name, name="mapping file cannot be believed")
-        process = self._job_processes.get(job)
+        process = self._known(job)
         user = "" if process is None or process.uid is None else self._user_of(process.uid)
         return self._rules.apply(Owner(job, self.name, user), command=process.command if process else "")
 
-    def _job_of(self, process: ProcessInfo) -> str:
-        job = self._find_job(process)
-        if job:
-            self._job_processes.setdefault(job, process)
-        return job
+    def _note_users(
+        self, members: Mapping[int, Member], held: Collection[tuple[str, str]], readings: Sequence[Reading]
+    ) -> None:
+        """Keep one process of each job for its user, of those on its GPUs; its control group goes before all."""
+        self._job_processes = {job: process for job, process in self._job_processes.items() if job in self._listed}
+        self._contested &= self._listed
+        for uuid, pid in [(reading.uuid, each.pid) for reading in readings for each in reading.processes or ()]:
+            if pid in members:
+                job = members[pid].job_id
+                self._note_user(job, self._members.on_gpus[pid], on_its_gpu=(uuid, job) in held)
+
+    def _note_user(self, job: str, process: ProcessInfo, *, on_its_gpu: bool) -> None:
+        known = self._job_processes.get(job)
+        if known is not None and _is_in_group(known, job):
+            return
+        if _is_in_group(process, job):
+            self._job_processes[job] = process
+            self._contested.discard(job)
+        elif on_its_gpu and process.uid is not None:
+            if known is None or known.uid == _ROOT != process.uid:
+                self._job_processes[job] = process
+            elif process.uid not in {_ROOT, known.uid}:
+                self._contested.add(job)
+
+    def _known(self, job: str) -> ProcessInfo | None:
+        """Return the process that shows the job's user and command; None while users dispute it."""
+        return None if job in self._contested else self._job_processes.get(job)
 
     def _find_job(self, process: ProcessInfo) -> str:
         """Return the job in the cgroup, or else in the environment, which the user can change."""
@@ -203,9 +232,9 @@ class MappingDirScheduler:
     def _proven(self, process: ProcessInfo) -> str:
         """Return the job; a job from the environment counts only if the process runs as the job's user."""
         job = self._find_job(process)
-        if job in slurm_jobs(process.cgroup):
+        if _is_in_group(process, job):
             return job
-        known = self._job_processes.get(job)
+        known = self._known(job)
         return job if known is not None and known.uid is not None and known.uid == process.uid else ""
 
 
@@ -213,6 +242,19 @@ def open_mapping_dir(config: Any) -> MappingDirScheduler:
     """Open the configured directory. Raises SchedulerError."""
     return MappingDirScheduler(
         config.mapping_dir.path, Rules(config.workload, config.exemptions), proc=config.host.proc
+    )
+
+
+def _is_in_group(process: ProcessInfo, job: str) -> bool:
+    """Whether the process is in the control group that Slurm made for the job."""
+    return job in slurm_jobs(process.cgroup)
+
+
+def _contested(job: str) -> Fault:
+    return Fault(
+        "scheduler_refused",
+        f"processes of several users on a GPU of job {job} have its id in their environment, which their users can"
+        " change: no user is named, and only processes in the job's control group report for it",
     )
 
 

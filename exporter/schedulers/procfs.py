@@ -138,14 +138,16 @@ class JobMembers:
         """`proven` replaces `job_of` for processes that no GPU lists; it must not trust what a user can write."""
         self._job_of, self._proven = job_of, proven or job_of
         self._on_gpus, self._others = ProcessCache(proc, read_process), ProcessCache(proc, read_process)
+        self.on_gpus: Mapping[int, ProcessInfo] = {}
+        """The processes of the last readings, by pid."""
 
     def of_readings(self, readings: Sequence[Reading]) -> dict[int, Member]:
         """Return, by pid, the members among the readings' processes.
 
         `job_of` is called each time, because a job may become known later; /proc is read once per process.
         """
-        processes = self._on_gpus.refresh(p.pid for reading in readings for p in reading.processes or ())
-        jobs = ((pid, self._job_of(process), process) for pid, process in processes.items())
+        self.on_gpus = self._on_gpus.refresh(p.pid for reading in readings for p in reading.processes or ())
+        jobs = ((pid, self._job_of(process), process) for pid, process in self.on_gpus.items())
         return {pid: Member(job, rank_of(process.environ)) for pid, job, process in jobs if job}
 
     def of_pids(self, pids: Iterable[int]) -> dict[int, Member]:

@@ -499,6 +499,73 @@ def test_a_job_is_spoken_for_by_its_cgroup_or_the_user_on_its_gpus(
     assert rig.scheduler.members([11]) == {}
 
 
+def owners(state: SchedulerState) -> dict[str, str]:
+    """The jobs' users."""
+    return {a.owner.job_id: a.owner.user for a in state.allocations if a.end is None}
+
+
+def test_an_environment_makes_nobody_the_user_of_a_job_whose_gpu_he_is_not_on(rig: Rig) -> None:
+    """`exec env PBS_JOBID=222.pbs python train.py` in job 111."""
+    rig.write("0", "111.pbs\n")
+    rig.write("1", "222.pbs\n")
+    intruder = rig.process(10, environ="PBS_JOBID=222.pbs", command="vllm serve m")
+    rig.process(11, environ="PBS_JOBID=222.pbs")
+    assert owners(rig.look(gpu(intruder))) == {"111.pbs": "", "222.pbs": ""}
+    assert rig.scheduler is not None
+    assert rig.scheduler.members([10, 11]) == {}
+    owner = rig.process(20, environ="PBS_JOBID=222.pbs", uid=1002)
+    rig.process(21, environ="PBS_JOBID=222.pbs", uid=1002)
+    there = Reading("GPU-b", START - SECOND, START, processes=(owner,))
+    state = rig.look(gpu(intruder), there)
+    assert owners(state) == {"111.pbs": "", "222.pbs": "user1002"}
+    assert {a.owner.workload_class for a in state.allocations} == {"batch"}
+    assert state.faults == ()
+    assert rig.scheduler.members([10, 11, 20, 21]) == {20: Member("222.pbs"), 21: Member("222.pbs")}
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_of_a_job_that_several_users_claim_no_user_is_named(rig: Rig, order: int) -> None:
+    """On a GPU that both their jobs hold."""
+    rig.write("0", "111\n222\n")
+    claims = [rig.process(10, environ="LSB_JOBID=222"), rig.process(20, environ="LSB_JOBID=222", uid=1002)][::order]
+    assert owners(rig.look(gpu(claims[0])))["222"] in {"user1001", "user1002"}
+    for reading in (gpu(*claims), gpu(claims[1])):
+        state = rig.look(reading)
+        assert owners(state) == {"111": "", "222": ""}
+        assert [fault.kind for fault in state.faults] == ["scheduler_refused"]
+        assert "several users on a GPU of job 222" in state.faults[0].message
+    assert rig.scheduler is not None
+    assert rig.scheduler.members([10, 20]) == {}
+    proven = rig.process(30, environ="LSB_JOBID=222", cgroup="8:devices:/slurm/uid_1003/job_222", uid=1003)
+    for reading in (gpu(*claims, proven), gpu(*claims)):
+        state = rig.look(reading)
+        assert (owners(state), state.faults) == ({"111": "", "222": "user1003"}, ()), "its control group goes before"
+    assert rig.scheduler.members([10, 20, 30]) == {30: Member("222")}
+    rig.write("0", "111\n")
+    rig.look(gpu(*claims))
+    rig.write("0", "111\n222\n")
+    assert owners(rig.look(gpu(claims[0])))["222"] in {"user1001", "user1002"}, "another job of that id"
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_root_s_process_of_a_job_is_not_its_user_s(rig: Rig, order: int) -> None:
+    """As an MPS server that a prologue started."""
+    rig.write("0", "111\n")
+    processes = [rig.process(10, environ="PBS_JOBID=111", uid=0), rig.process(20, environ="PBS_JOBID=111")]
+    rig.look(gpu(processes[::order][0]))
+    for _ in range(2):
+        state = rig.look(gpu(*processes[::order]))
+        assert (owners(state), state.faults) == ({"111": "user1001"}, ())
+
+
+def test_the_first_process_of_a_job_keeps_its_command(rig: Rig) -> None:
+    rig.write("0", "111\n")
+    group = "0::/system.slice/slurmstepd.scope/job_111"
+    server = rig.process(10, cgroup=group, command="vllm serve m")
+    for reading in (gpu(server), gpu(server, rig.process(11, cgroup=group)), gpu(rig.process(12, cgroup=group))):
+        assert [a.owner.workload_class for a in rig.look(reading).allocations] == ["serving"]
+
+
 def test_whoever_only_reports_is_not_the_job_s_user(rig: Rig) -> None:
     rig.write("0", "111\n")
     rig.process(11, cgroup="0::/system.slice/slurmstepd.scope/job_111", uid=1002)
