@@ -5,12 +5,14 @@ Parses flags, collects job records (from Prometheus, stores, nodes or this node)
 
 import argparse
 import os
+import pwd
 import shlex
 import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
+from ipaddress import ip_address
 from itertools import chain
 from operator import attrgetter
 from pathlib import Path
@@ -78,6 +80,7 @@ from exporter.report.usage import (
     usage_records,
 )
 from exporter.report.usage_prometheus import PrometheusUsage, StoredUsage, UsageFilter
+from exporter.sources.ports import port_users
 
 if TYPE_CHECKING:
     from exporter.history.store import HistoryStore
@@ -184,7 +187,10 @@ def _from_this_node(
             why = f"{err}; "
     recent = wanted if stored is None else replace(wanted, since=max(wanted.since, time.time() - _RECENT_SECONDS))
     asks_gateway = stored is None and Path(config.gateway.socket).is_socket()
-    response = _fetch([f"{UNIX}{config.gateway.socket}" if asks_gateway else _daemon_address(config)], recent, args)
+    if asks_gateway:
+        response = _fetch([f"{UNIX}{config.gateway.socket}"], recent, args)
+    else:
+        response = _ask_daemon(config, path, recent, args)
     if stored is None and response.unanswered:
         raise GatherError(
             f"{why}{response.unanswered[0]}; name a source with --store FILE, --node URL or --prometheus URL"
@@ -211,6 +217,40 @@ def _daemon_address(config: Config) -> str:
     host = "127.0.0.1" if host in ("", "0.0.0.0", "::") else host  # noqa: S104  a wildcard address is reached on loopback
     scheme = "https" if config.web.config_file else "http"
     return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def _ask_daemon(config: Config, store: Path | None, wanted: JobRecordQuery, args: argparse.Namespace) -> NodeRecords:
+    """Ask this node's daemon, unless another user listens on its port, as anyone may while it is down."""
+    url = _daemon_address(config)
+    host, port = split_address(url.partition("://")[2])
+    try:
+        users = port_users(port, host=host if _is_address(host) else "")
+    except OSError as err:
+        return NodeRecords(records=(), unanswered=(f"who listens on port {port} cannot be read ({err})",))
+    if not users:
+        return NodeRecords(records=(), unanswered=(f"{url} cannot be reached (nobody listens there)",))
+    if strangers := sorted(users - set(_daemon_users(store))):
+        why = f"port {port} is user {strangers[0]}'s, who is not the daemon's and was not believed"
+        return NodeRecords(records=(), unanswered=(why,), notes=(why,))
+    return _fetch([url], wanted, args)
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _daemon_users(store: Path | None) -> Iterator[int]:
+    """Whom this node's daemon may run as: root, the caller, the owner of its store, the user of the packaged unit."""
+    yield from (0, os.geteuid())
+    if store is not None:
+        with suppress(OSError):
+            yield store.stat().st_uid
+    with suppress(KeyError):
+        yield pwd.getpwnam(PROGRAM).pw_uid
 
 
 def _with_energy(sources: RecordSources, config: Config) -> RecordSources:

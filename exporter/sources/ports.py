@@ -1,4 +1,4 @@
-"""Checks who listens on a port that nobody configured."""
+"""Checks who listens on a port."""
 
 import os
 from pathlib import Path
@@ -13,6 +13,15 @@ def is_chosen(config: Any, section: Any, key: str) -> bool:
     return bool(config.source != "auto" or getattr(section, key) != getattr(type(section)(), key))
 
 
+def port_users(port: int, *, host: str = "", proc: Path = Path("/proc/self")) -> set[int]:
+    """Return the users of the processes that listen on the port; of those that can be reached at the address `host`.
+
+    `proc` is a process in our network namespace. Raises OSError.
+    """
+    reached = {host, f"::ffff:{host}", "0.0.0.0", "::"}  # noqa: S104  as others have bound
+    return {each.uid for each in listeners(proc) if each.port == port and (not host or each.address in reached)}
+
+
 def require_trusted_port(port: int, *, remedy: str, proc: Path = Path("/proc/self")) -> None:
     """Raise SourceError with `remedy` if a process of another user than root and our own listens on the port.
 
@@ -20,7 +29,7 @@ def require_trusted_port(port: int, *, remedy: str, proc: Path = Path("/proc/sel
     this. `proc` is a process in our network namespace.
     """
     try:
-        owners = {each.uid for each in listeners(proc) if each.port == port}
+        owners = port_users(port, proc=proc)
     except OSError as error:
         raise SourceError(f"who listens on port {port} cannot be read: {error}: {remedy}") from error
     strangers = sorted(owners - {0, os.geteuid()})

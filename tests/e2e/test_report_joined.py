@@ -5,6 +5,7 @@ receipt are held against each other.
 """
 
 import json
+import os
 import socket
 import threading
 import time
@@ -12,6 +13,7 @@ from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,6 +27,7 @@ from exporter.core.pipeline import advance
 from exporter.core.snapshot import DaemonMetadata, Snapshot, take_snapshot
 from exporter.history.job_tracker import JobTracker
 from exporter.history.store import HistoryStore
+from exporter.sockets import ListeningSocket, listeners
 from exporter.web.app import create_app
 from exporter.web.security import WebConfigWatcher
 from tests.certificates import Authority
@@ -266,6 +269,53 @@ def test_without_a_store_this_nodes_daemon_is_asked(tmp_path: Path) -> None:
     assert (status, len(err.splitlines())) == (1, 1)
     assert "cannot be reached" in err
     assert "--store FILE, --node URL or --prometheus URL" in err
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "", "localhost"])
+def test_whoever_took_the_port_of_this_nodes_daemon_is_not_believed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: str
+) -> None:
+    """While the daemon is down any user may listen there, and answer root's epilog with jobs of his own."""
+    config, now = tmp_path / "config.toml", time.time()
+    invented = stated(owner=owner(job_id="8"), start=now - 3600, end=now, running=True)
+    kept = store(tmp_path / "history.db", stated())
+    owners = {os.geteuid(): 4711}
+
+    def foreign(folder: Path) -> list[ListeningSocket]:
+        return [replace(each, uid=owners.get(each.uid, each.uid)) for each in listeners(folder)]
+
+    monkeypatch.setattr("exporter.sources.ports.listeners", foreign)
+    with node(invented) as url:
+        web = f"[web]\nlisten_address = '{host}:{url.rpartition(':')[2]}'\n"
+        config.write_text(f"[history]\nfile = ''\n{web}")
+        status, out, err = run(f"8 --config {config}")
+        assert (status, out, len(err.splitlines())) == (1, "", 1)
+        assert "is user 4711's" in err
+        config.write_text(f"[history]\nfile = '{kept}'\n{web}")
+        assert run(f"8 --config {config}")[:2] == (1, "")
+        (note,) = [each for each in found(f"7 {AT} --config {config}")["unseen"] if "4711" in each]
+        assert "not believed" in note
+        assert found(f"8 --node {url} --config {config}")["source"] == "nodes", "an address that is named is believed"
+        if os.geteuid() == 0:
+            os.chown(kept, 4711, -1)
+            assert found(f"8 --config {config}")["when"]["running"] is True, "the daemon's user owns its store"
+
+
+def test_the_user_of_the_packaged_unit_is_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who asks is any user, who can read no store."""
+    packaged = SimpleNamespace(pw_uid=4711)
+    monkeypatch.setattr("exporter.cli.report.pwd.getpwnam", {"gpu-efficiency": packaged}.__getitem__)
+    with node(stated()) as url:
+        port = int(url.rpartition(":")[2])
+        daemon = [ListeningSocket("127.0.0.1", port, 1, 4711), ListeningSocket("10.0.0.1", port, 2, 4712)]
+        monkeypatch.setattr("exporter.sources.ports.listeners", lambda _: daemon)
+        config = tmp_path / "config.toml"
+        config.write_text(f"[history]\nfile = ''\n[web]\nlisten_address = '127.0.0.1:{port}'\n")
+        assert found(f"7 {AT} --config {config}")["source"] == "nodes", "user 4712 listens at another address"
+        daemon[0] = replace(daemon[0], uid=4713)
+        assert run(f"7 {AT} --config {config}")[:2] == (1, "")
+        daemon[0] = ListeningSocket("0.0.0.0", port, 1, 4713)  # noqa: S104  nothing is bound
+        assert run(f"7 {AT} --config {config}")[:2] == (1, "")
 
 
 def test_a_store_that_is_none_is_named(tmp_path: Path) -> None:
