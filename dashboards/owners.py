@@ -1,12 +1,12 @@
 """Whose a job is: its team, or its account where no workload rule gives it a team; and the way to that bill."""
 
 from dashboards.parts import Column
-from dashboards.series import to
+from dashboards.series import field, to
 
-BILLED = "${__data.fields.bill}"
+BILLED = field("bill")
 BILL = Column(of="bill", title="Bill of the link", hidden=True)
 """What the link of an owner's name opens: the owner, or All."""
-_BILL = to("chargeback", "Its bill", team="${__data.fields.team}", account=BILLED)
+_BILL = to("chargeback", "Its bill", team=field("team"), account=BILLED)
 
 
 def to_bill(label: str, expr: str, nobody: str) -> str:

@@ -145,8 +145,11 @@ CLUSTER = Variable(
     name="cluster", label="Cluster", query="label_values(cluster:gpu_efficiency_owned:gpus, cluster)", many=True,
     every=".*", says="A label that scrapes or a federation add; a fleet without it is one cluster.",
 )  # fmt: skip
-ITS_CLUSTER = replace(CLUSTER, query="label_values(gpu_efficiency_node_info, cluster)")
-"""The same on boards that need no recording rules."""
+ITS_CLUSTER = replace(
+    CLUSTER,
+    query='label_values({__name__=~"gpu_efficiency_node_info|cluster:gpu_efficiency_owned:gpus"}, cluster)',
+)
+"""The same on boards that need no recording rules; a federation may have nothing else."""
 NODE = Variable(
     name="node", label="Node", query='label_values(gpu_efficiency_node_info{cluster=~"$cluster"}, node)',
     says="As its scheduler calls it.",
@@ -199,8 +202,15 @@ IN_TROUBLE_SINCE = (
     f" or {at('job:gpu_efficiency_last_work:timestamp_seconds')})"
 )
 """When a job began to spin, or worked last."""
-CLICKED = "${__value.raw}"
-"""The value of the cell that was clicked on."""
+CLICKED = "${__value.raw:percentencode}"
+"""The value of the cell that was clicked on: a name may have a &, # or +."""
+
+
+def field(name: str) -> str:
+    """The value of another column in the row that was clicked on."""
+    return f"${{__data.fields.{name}:percentencode}}"
+
+
 TO_JOB = to("job", "The job's board", job_id=CLICKED)
 TO_NODE = to("node", "The node's board", node=CLICKED)
 

@@ -46,14 +46,28 @@ def _of(name: str, *where: str) -> str:
     return at(name, THIS_JOB, *where)
 
 
+_GPUS = _of("job:gpu_efficiency_gpus")
+"""Now; none of a job that has ended."""
+
+
 def _last(name: str, *where: str) -> str:
     """Its last value in the time shown, also of a job that has ended."""
     return f"last_over_time({_of(name, *where)}[$__range])"
 
 
+def _now_or_then(now: str, then: str) -> str:
+    """The past only of a job that has ended: its number may have been another job's in the time shown."""
+    return f"({now} or on (cluster) ({then} unless on (cluster) {_GPUS}))"
+
+
+def _latest(taken: str, name: str, *where: str) -> str:
+    """What its series say now, also those of a job that has ended; `taken`: an aggregation, such as "max by (run)"."""
+    return _now_or_then(f"{taken} ({_of(name, *where)})", f"{taken} ({_last(name, *where)})")
+
+
 def _one(name: str, *where: str, of: str = "max") -> str:
     """What each of its nodes tells alike of the whole job: one of them, also of a job that has ended."""
-    return f"{of} by (cluster) ({_last(name, *where)})"
+    return _latest(f"{of} by (cluster)", name, *where)
 
 
 def _so_far(expr: str, *, then: str = "last", every: str = "5m") -> str:
@@ -109,8 +123,6 @@ _ENERGY_MONEY = (
 )
 _FIRES, _NAMED = 'alertstate="firing"', 'job_id!=""'
 """Of alerts: without a job chosen, those that concern no job are not meant."""
-_GPUS = _of("job:gpu_efficiency_gpus")
-"""Now; none of a job that has ended."""
 _BLIND = f"({_of('job_state:gpu_efficiency_gpus', _UNSEEN)} >= on (cluster, job_id) {_GPUS})"
 """None of its GPUs is seen."""
 _RUNS = f"(time() - min by (cluster) ({_of('gpu_efficiency_job_start_timestamp_seconds')}) and on (cluster) {_GPUS})"
@@ -219,15 +231,17 @@ _WHO = Panel(
     bad="two rows: two clusters have a job of this number; choose the cluster at the top",
     do="click on the account or the team to see what else they run",
     queries=(
-        Query(f"topk by (cluster) (1, {_last('job:gpu_efficiency_info')})"),
-        Query(f"max by (cluster, run) ({_last('gpu_efficiency_job_run_info')})"),
-        Query(f"max by (cluster, engine) ({_last('gpu_efficiency_job_engine_info')})"),
+        Query(
+            _now_or_then(_of("job:gpu_efficiency_info"), f"topk by (cluster) (1, {_last('job:gpu_efficiency_info')})")
+        ),
+        Query(_latest("max by (cluster, run)", "gpu_efficiency_job_run_info")),
+        Query(_latest("max by (cluster, engine)", "gpu_efficiency_job_engine_info")),
         Query(
             "topk by (cluster) (1, count by (cluster, model)"
             f" ({at('gpu_efficiency_gpu_info', ITS_NODES)} and {_ON_GPU} {_HELD}))"
         ),
-        Query(f"max by (cluster) ({_last('job:gpu_efficiency_gpus')})"),
-        Query(f"count by (cluster) ({_last('gpu_efficiency_job_paid_seconds_total')})"),
+        Query(_one("job:gpu_efficiency_gpus")),
+        Query(_latest("count by (cluster)", "gpu_efficiency_job_paid_seconds_total")),
     ),
     unit="none",
     width=24,
@@ -309,7 +323,12 @@ _RECEIPT = Row(
         _layer("emfu", "eMFU", shows="Effective Model FLOPs Utilization: useful / computing.",
                do="bigger batches, fused kernels, fewer bubbles: the blue bars"),
         _figure(
-            "Cost so far", Query(f"max_over_time({_of('job:gpu_efficiency_cost')}[$__range])", legend="{{currency}}"),
+            "Cost so far", Query(
+                _now_or_then(
+                    _of("job:gpu_efficiency_cost"), f"max_over_time({_of('job:gpu_efficiency_cost')}[$__range])"
+                ),
+                legend="{{currency}}",
+            ),
             shows="GPU-hours held times the price of now. Without a price table it is GPU-hours.",
             bad="more than the job's result is worth", do="`gpu-efficiency report` has it at the prices of then",
             decimals=2,
@@ -780,10 +799,10 @@ _TRAINS = Row(
             queries=(
                 _count("steps"),
                 _count("rework_steps"),
-                Query(f"max by (cluster) ({_last('job:gpu_efficiency_reported_goodput:ratio')})"),
+                Query(_one("job:gpu_efficiency_reported_goodput:ratio")),
                 _count("checkpoints"),
-                Query(f"max by (cluster) ({_last('job:gpu_efficiency_checkpoint:mean_seconds')})"),
-                Query(f"max by (cluster, currency) ({_last('job:gpu_efficiency_checkpoint:cost')})"),
+                Query(_one("job:gpu_efficiency_checkpoint:mean_seconds")),
+                Query(_latest("max by (cluster, currency)", "job:gpu_efficiency_checkpoint:cost")),
             ),
             unit="none",
             width=12,
@@ -810,11 +829,11 @@ _TRAINS = Row(
             do="restart in place; keep spare nodes; checkpoint more often",
             queries=(
                 _count("restarts"),
-                Query(f"max by (cluster) ({_last('job:gpu_efficiency_time_to_recover:mean_seconds')})"),
+                Query(_one("job:gpu_efficiency_time_to_recover:mean_seconds")),
                 _count("loss_events", 'event="spike"'),
                 _count("loss_events", 'event="not_finite"'),
                 _count("loss_events", 'event="rollback"'),
-                Query(f"max by (cluster) ({_last('job:gpu_efficiency_step_spread:ratio')})"),
+                Query(_one("job:gpu_efficiency_step_spread:ratio")),
             ),
             unit="none",
             width=12,

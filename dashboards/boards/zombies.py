@@ -16,6 +16,7 @@ from dashboards.series import (
     THIS_NODE,
     TO_NODE,
     at,
+    field,
     hours,
     part,
     to,
@@ -57,7 +58,7 @@ _WORN = {
     "suspected": ((None, words.QUIET), (1, words.WATCH)),
     "zombie": ((None, words.QUIET), (1, words.BAD)),
 }  # fmt: skip
-_ITS_BOARD = to("job", "The job's board", job_id="${__data.fields.job_id}")
+_ITS_BOARD = to("job", "The job's board", job_id=field("job_id"))
 
 
 def _to_runbook(alert: str, expr: str) -> str:
@@ -357,9 +358,9 @@ _OUT_NOW = (
     f"count by (cluster, node, state, reason) ({at('gpu_efficiency_state', _OUT)}"
     f" * on (cluster, instance) group_left (node) {at('node:gpu_efficiency_info')})"
 )
-_SEEN = f"min_over_time(timestamp({at('gpu_efficiency_state', _OUT)})[$__range:1m])"
-_FOR_AT_LEAST = (
-    f"time() - min by (cluster, node, state, reason) ({_SEEN}"
+_FIRST_SEEN = f"min_over_time(timestamp({at('gpu_efficiency_state', _OUT)})[$__range:1m])"
+_FIRST_SEEN_AGO = (
+    f"time() - min by (cluster, node, state, reason) ({_FIRST_SEEN}"
     f" * on (cluster, instance) group_left (node) {at('node:gpu_efficiency_info')})"
     f" and on (cluster, node, state, reason) {_OUT_NOW}"
 )
@@ -419,18 +420,19 @@ _RANKS = Row(
                     Column(of="state", title="State", words=words.STATES, width=95),
                     Column(of="reason", title="Reason", width=110),
                     Column(of="A", title="GPUs", unit="none", decimals=0, width=55),
-                    Column(of="B", title="For at least", unit="s", decimals=1, width=114),
+                    Column(of="B", title="First seen ago", unit="s", decimals=1, width=130),
                 ),
                 sort="B",
             ),
             shows="Unowned: processes compute on GPUs that nobody holds. Unavailable: GPUs that cannot be used, by"
-            " reason. For how long it was seen within the time shown.",
+            " reason. First seen so within the time shown: it may have been well in between; the node's board has each"
+            " GPU's own time.",
             bad="unowned; lost, missing, xid, recovery, reset_required; drained for days",
             do="unowned: find and kill the processes (runbook GPUUnownedProcess); lost: drain, reset or repair"
             " (GPULost)",
             queries=(
                 Query(_OUT_NOW),
-                Query(_FOR_AT_LEAST),
+                Query(_FIRST_SEEN_AGO),
             ),
             unit="none",
             width=7,
