@@ -40,7 +40,7 @@ def test_who_in_the_table_chooses_a_leak_for_the_panel_that_names_jobs(side: Sid
     assert isinstance(kind, Table)
     (link,) = (column.link for column in kind.columns if column.of == "who")
     assert link
-    _, _, number = link.url.partition("&var-leak=${__value.raw}&viewPanel=panel-")
+    _, _, number = link.url.partition("&var-leak=${__value.raw:percentencode}&viewPanel=panel-")
     assert "that lose most" in titles[int(number)]
     (leak,) = (each for each in board["templating"]["list"] if each["name"] == "leak")
     assert [each.rpartition(" : ")[2] for each in leak["query"].split(", ")] == [*texts(side, "who")]
