@@ -35,7 +35,8 @@ def _rig(request: pytest.FixtureRequest) -> Iterator[SlurmRig]:
 @pytest.fixture(name="observer", scope="module")
 def _observer(rig: SlurmRig, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Observer]:
     (node,) = rig.nodes
-    settings = {"SLURM_MAPPING_DIR": f"{rig.mapping(node)}"}
+    # A question without an answer is put again, which a starved machine must not look like.
+    settings = {"SLURM_MAPPING_DIR": f"{rig.mapping(node)}", "SLURM_TIMEOUT_SECONDS": "60"}
     with observed(rig, node, tmp_path_factory.mktemp("daemon"), settings=settings) as made:
         yield made
 
