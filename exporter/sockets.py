@@ -8,6 +8,7 @@ import re
 import socket
 import struct
 from collections.abc import Iterator
+from ipaddress import ip_address
 from itertools import islice
 from pathlib import Path
 
@@ -64,6 +65,28 @@ def _table(path: Path) -> list[ListeningSocket]:
     return found
 
 
+def port_users(port: int, *, host: str = "", proc: Path = Path("/proc/self")) -> set[int]:
+    """Return the users of the processes that listen on the port, or of those that `host` reaches, if it is an address.
+
+    `proc` is a process in the network namespace that is meant. Raises OSError.
+    """
+    reached = {_plain(host), *_ANYWHERE} if _is_address(host) else None
+    return {
+        each.uid
+        for each in listeners(proc)
+        if each.port == port and (reached is None or _plain(each.address) in reached)
+    }
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+_ANYWHERE = ("0.0.0.0", "::")  # noqa: S104  bound by others, not by the daemon
 _MOST_CONNECTIONS = 262_144
 
 
@@ -138,10 +161,9 @@ def reachable_host(listening_socket: ListeningSocket, folder: Path, *, here: boo
     could give its own namespace 169.254.169.254, at which clouds serve credentials.
     """
     loopback = listening_socket.address.startswith(("127.", "::ffff:127.")) or listening_socket.address == "::1"
-    anywhere = listening_socket.address in ("0.0.0.0", "::")  # noqa: S104  bound by a workload, not by the daemon
     if loopback and not here:
         return ""
-    if anywhere:
+    if listening_socket.address in _ANYWHERE:
         return "127.0.0.1" if here else next(iter(addresses(folder)), "")
     host = _bracketed(listening_socket.address.removeprefix("::ffff:"))
     return host if loopback or host in addresses(folder) else ""

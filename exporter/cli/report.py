@@ -5,14 +5,12 @@ Parses flags, collects job records (from Prometheus, stores, nodes or this node)
 
 import argparse
 import os
-import pwd
 import shlex
 import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
-from ipaddress import ip_address
 from itertools import chain
 from operator import attrgetter
 from pathlib import Path
@@ -21,6 +19,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from exporter.cli import PROGRAM
+from exporter.cli.own_daemon import daemon_endpoint, daemon_url, daemon_users, listening_users
 from exporter.cli.progress import WAITED, ProgressBar, counted, progress_arguments
 from exporter.cli.wiring import (
     config_file_argument,
@@ -31,7 +30,7 @@ from exporter.cli.wiring import (
     timestamp_argument,
     url_argument,
 )
-from exporter.config import Config, ConfigError, split_address
+from exporter.config import Config, ConfigError
 from exporter.core.job_record import JobRecord, JobRecordQuery
 from exporter.core.model import parse_display_id
 from exporter.files import OutputError, may_exist, write_output
@@ -80,7 +79,6 @@ from exporter.report.usage import (
     usage_records,
 )
 from exporter.report.usage_prometheus import PrometheusUsage, StoredUsage, UsageFilter
-from exporter.sources.ports import port_users
 
 if TYPE_CHECKING:
     from exporter.history.store import HistoryStore
@@ -212,45 +210,19 @@ def _default_store(config: Config) -> Path | None:
     return path if path is not None and may_exist(path) else None
 
 
-def _daemon_address(config: Config) -> str:
-    host, port = split_address(config.web.page_address or config.web.listen_address)
-    host = "127.0.0.1" if host in ("", "0.0.0.0", "::") else host  # noqa: S104  a wildcard address is reached on loopback
-    scheme = "https" if config.web.config_file else "http"
-    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
-
-
 def _ask_daemon(config: Config, store: Path | None, wanted: JobRecordQuery, args: argparse.Namespace) -> NodeRecords:
     """Ask this node's daemon, unless another user listens on its port, as anyone may while it is down."""
-    url = _daemon_address(config)
-    host, port = split_address(url.partition("://")[2])
+    url, (_, port) = daemon_url(config), daemon_endpoint(config)
     try:
-        users = port_users(port, host=host if _is_address(host) else "")
+        users = listening_users(config)
     except OSError as err:
         return NodeRecords(records=(), unanswered=(f"who listens on port {port} cannot be read ({err})",))
     if not users:
         return NodeRecords(records=(), unanswered=(f"{url} cannot be reached (nobody listens there)",))
-    if strangers := sorted(users - set(_daemon_users(store))):
+    if strangers := sorted(users - daemon_users(store)):
         why = f"port {port} is user {strangers[0]}'s, who is not the daemon's and was not believed"
         return NodeRecords(records=(), unanswered=(why,), notes=(why,))
     return _fetch([url], wanted, args)
-
-
-def _is_address(host: str) -> bool:
-    try:
-        ip_address(host)
-    except ValueError:
-        return False
-    return True
-
-
-def _daemon_users(store: Path | None) -> Iterator[int]:
-    """Whom this node's daemon may run as: root, the caller, the owner of its store, the user of the packaged unit."""
-    yield from (0, os.geteuid())
-    if store is not None:
-        with suppress(OSError):
-            yield store.stat().st_uid
-    with suppress(KeyError):
-        yield pwd.getpwnam(PROGRAM).pw_uid
 
 
 def _with_energy(sources: RecordSources, config: Config) -> RecordSources:
@@ -558,7 +530,7 @@ def _short(report: JobReport, args: argparse.Namespace) -> str:
         where = "on a login node"
     elif not given and report.nodes:
         where = f"on node {report.nodes[0].name}"
-        if (address := _daemon_address(config)) != _daemon_address(Config()):
+        if (address := daemon_url(config)) != daemon_url(Config()):
             given = [("--node", address)]  # its configuration file is not for every user
     sources = "".join(f" {flag} {shlex.quote(redact_secrets(f'{value}'))}" for flag, value in given)
     return render_short(report, program=program, sources=sources, where=where)

@@ -1,25 +1,16 @@
-"""Checks who listens on a port."""
+"""Checks who listens on a port that nobody configured."""
 
 import os
 from pathlib import Path
 from typing import Any
 
-from exporter.sockets import listeners
+from exporter.sockets import port_users
 from exporter.sources.base import SourceError
 
 
 def is_chosen(config: Any, section: Any, key: str) -> bool:
     """Whether the operator chose a source or its address: `key` of `section`, its settings, is not the default."""
     return bool(config.source != "auto" or getattr(section, key) != getattr(type(section)(), key))
-
-
-def port_users(port: int, *, host: str = "", proc: Path = Path("/proc/self")) -> set[int]:
-    """Return the users of the processes that listen on the port; of those that can be reached at the address `host`.
-
-    `proc` is a process in our network namespace. Raises OSError.
-    """
-    reached = {host, f"::ffff:{host}", "0.0.0.0", "::"}  # noqa: S104  as others have bound
-    return {each.uid for each in listeners(proc) if each.port == port and (not host or each.address in reached)}
 
 
 def require_trusted_port(port: int, *, remedy: str, proc: Path = Path("/proc/self")) -> None:

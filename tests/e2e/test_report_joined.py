@@ -284,7 +284,7 @@ def test_whoever_took_the_port_of_this_nodes_daemon_is_not_believed(
     def foreign(folder: Path) -> list[ListeningSocket]:
         return [replace(each, uid=owners.get(each.uid, each.uid)) for each in listeners(folder)]
 
-    monkeypatch.setattr("exporter.sources.ports.listeners", foreign)
+    monkeypatch.setattr("exporter.sockets.listeners", foreign)
     with node(invented) as url:
         web = f"[web]\nlisten_address = '{host}:{url.rpartition(':')[2]}'\n"
         config.write_text(f"[history]\nfile = ''\n{web}")
@@ -304,11 +304,11 @@ def test_whoever_took_the_port_of_this_nodes_daemon_is_not_believed(
 def test_the_user_of_the_packaged_unit_is_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who asks is any user, who can read no store."""
     packaged = SimpleNamespace(pw_uid=4711)
-    monkeypatch.setattr("exporter.cli.report.pwd.getpwnam", {"gpu-efficiency": packaged}.__getitem__)
+    monkeypatch.setattr("pwd.getpwnam", {"gpu-efficiency": packaged}.__getitem__)
     with node(stated()) as url:
         port = int(url.rpartition(":")[2])
         daemon = [ListeningSocket("127.0.0.1", port, 1, 4711), ListeningSocket("10.0.0.1", port, 2, 4712)]
-        monkeypatch.setattr("exporter.sources.ports.listeners", lambda _: daemon)
+        monkeypatch.setattr("exporter.sockets.listeners", lambda _: daemon)
         config = tmp_path / "config.toml"
         config.write_text(f"[history]\nfile = ''\n[web]\nlisten_address = '127.0.0.1:{port}'\n")
         assert found(f"7 {AT} --config {config}")["source"] == "nodes", "user 4712 listens at another address"
