@@ -5,7 +5,8 @@ A record that spans several periods is split by its samples, layer by layer; the
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache, partial
 from itertools import pairwise
 from operator import attrgetter
 from typing import NamedTuple, Protocol, TypeVar
@@ -212,11 +213,12 @@ def usage_records(
         if first >= end:
             continue
         identity = job_identity(usage_input.owner)
+        points = cache(partial(_cumulative_points, usage_input))  # most inputs lie in one period, and need none
         for number in range(first, end):
-            seconds, joules = _amounts_within(usage_input, times[number])
-            intensity = mean_intensity(_energy_intervals(usage_input, times[number]), carbon)
+            seconds, joules = _amounts_within(usage_input, times[number], points)
+            intensity = mean_intensity(_energy_intervals(usage_input, times[number], points), carbon)
             if (held := sum(seconds.values())) > 0:
-                money = _money_within(usage_input, times[number], held)
+                money = _money_within(usage_input, times[number], points, held)
                 yield UsageRecord(
                     period=number, identity=identity, seconds=seconds, money=money, energy=joules,
                     energy_money=energy.money(sum(joules.values())), intensity=intensity, models=usage_input.models,
@@ -238,30 +240,35 @@ def job_identity(owner: Owner) -> JobIdentity:
     )  # fmt: skip
 
 
-def _amounts_within(usage_input: UsageInput, period: Period) -> tuple[dict[str, float], dict[str, float]]:
+_Point = tuple[float, tuple[float, ...]]
+_Points = Callable[[], list[_Point]]
+"""Returns an input's `_cumulative_points`."""
+
+
+def _amounts_within(
+    usage_input: UsageInput, period: Period, points: _Points
+) -> tuple[dict[str, float], dict[str, float]]:
     """Return the GPU-seconds and the joules of the input in a period, by leak."""
     by_leak = {leak: value / SECOND for leak, value in usage_input.parts.items()}
     if period.start <= usage_input.start and usage_input.end <= period.end:
         return by_leak, dict(usage_input.energy)
-    points = _cumulative_points(usage_input)
-    before, after = _interpolate(points, period.start), _interpolate(points, period.end)
+    before, after = _interpolate(points(), period.start), _interpolate(points(), period.end)
     shares = [
         (late - early) / total if total else 0.0
-        for early, late, total in zip(before, after, points[-1][1], strict=True)
+        for early, late, total in zip(before, after, points()[-1][1], strict=True)
     ]
     within = {leak: value * shares[_SAMPLE_GROUPS[LAYER_BY_LEAK.get(leak, "gau")]] for leak, value in by_leak.items()}
     joules = {leak: value * shares[_ENERGY_GROUP] for leak, value in usage_input.energy.items()}
     return {leak: value for leak, value in within.items() if value > 0}, joules
 
 
-def _money_within(usage_input: UsageInput, period: Period, seconds: float) -> dict[str, float]:
+def _money_within(usage_input: UsageInput, period: Period, points: _Points, seconds: float) -> dict[str, float]:
     """Return the cost of the input in a period, in which it held `seconds`, by currency: each has its own price."""
     if not usage_input.price_changes:
         share = seconds / (usage_input.paid / SECOND) if usage_input.paid else 0.0
         return {currency: share * amount for currency, amount in usage_input.money.items()}
-    points = _cumulative_points(usage_input)
     before, after = (
-        _cost_of(usage_input, sum(_interpolate(points, when)[:_ENERGY_GROUP])) for when in (period.start, period.end)
+        _cost_of(usage_input, sum(_interpolate(points(), when)[:_ENERGY_GROUP])) for when in (period.start, period.end)
     )
     return {
         currency: after[currency] - before[currency]
@@ -282,17 +289,13 @@ def _cost_of(usage_input: UsageInput, seconds: float) -> dict[str, float]:
     return dict(zip(usage_input.money, _interpolate(points, seconds), strict=True))
 
 
-def _energy_intervals(usage_input: UsageInput, period: Period) -> Iterator[EnergyInterval]:
+def _energy_intervals(usage_input: UsageInput, period: Period, points: _Points) -> Iterator[EnergyInterval]:
     """Yield the energy of a period between consecutive samples."""
-    points = _cumulative_points(usage_input)
     edges = max(period.start, usage_input.start), min(period.end, usage_input.end)
-    inside = [when for when, _ in points if edges[0] < when < edges[1]]
+    inside = [when for when, _ in points() if edges[0] < when < edges[1]]
     for start, end in pairwise((edges[0], *inside, edges[1])):
-        before, after = (_interpolate(points, when)[_ENERGY_GROUP] for when in (start, end))
+        before, after = (_interpolate(points(), when)[_ENERGY_GROUP] for when in (start, end))
         yield EnergyInterval(start, end, after - before)
-
-
-_Point = tuple[float, tuple[float, ...]]
 
 
 def _cumulative_points(usage_input: UsageInput) -> list[_Point]:
