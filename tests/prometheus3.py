@@ -20,7 +20,8 @@ from typing import Any
 
 import httpx
 
-from tests.e2e.running import Daemon, Page, daemon, environment, free_port, running
+from tests.e2e.running import Daemon, Page, daemon, environment, running
+from tests.ports import free_port
 from tests.slurm.chroot import build
 from tests.waiting import wait_for
 

@@ -22,7 +22,8 @@ from benchmarks.dashboards.fleet import SCRAPE_SECONDS, Size, raw
 from benchmarks.dashboards.past import WINDOW, Recorded, recent, write
 from tests.dashboards.past import Past, rules
 from tests.dashboards.remote_write import Points
-from tests.e2e.running import Labels, free_port
+from tests.e2e.running import Labels
+from tests.ports import free_port
 
 CORES = 2
 _SCRAPES = 6

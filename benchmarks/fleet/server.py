@@ -23,7 +23,7 @@ from msgspec import Struct
 from benchmarks.fleet.site import host
 from benchmarks.machine import ROOT
 from benchmarks.rig.daemon import cpu_seconds
-from tests.e2e.running import free_port
+from tests.ports import free_port
 
 _PATIENCE = 120.0
 Evaluated = Mapping[str, Any]

@@ -28,8 +28,8 @@ from benchmarks.node.peers_quoted import QUOTED
 from benchmarks.rig.client import Client
 from benchmarks.rig.daemon import cpu_seconds, memory, switches
 from benchmarks.rig.stand_ins import GPUS
-from tests.e2e.running import free_port
 from tests.nvml_stub.build import build
+from tests.ports import free_port
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

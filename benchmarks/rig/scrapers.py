@@ -19,7 +19,7 @@ from urllib.parse import quote
 from msgspec import Struct
 
 from benchmarks.rig.client import Client
-from tests.e2e.running import free_port
+from tests.ports import free_port
 
 _PATIENCE = 60.0
 _LOADED = "prometheus_config_last_reload_success_timestamp_seconds"

@@ -16,7 +16,8 @@ import pytest
 import yaml
 
 from tests.alerts.test_alertmanager import EXAMPLE
-from tests.e2e.running import environment, free_port, running
+from tests.e2e.running import environment, running
+from tests.ports import free_port
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.e2e

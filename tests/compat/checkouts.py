@@ -9,7 +9,6 @@ import json
 import os
 import select
 import signal
-import socket
 import subprocess
 import threading
 import time
@@ -17,6 +16,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
+
+from tests.ports import free_port
 
 CLOCKWORK = Path(__file__).parent / "clockwork"
 BYTECODE = Path(__file__).resolve().parents[2] / ".cache/compat/bytecode"
@@ -335,12 +336,6 @@ class Daemon:
     def log(self) -> str:
         """What it has said on its standard error."""
         return (self._folder / "log").read_text(encoding="utf-8", errors="replace")
-
-
-def free_port() -> int:
-    """A port of the loopback that nobody had a moment ago."""
-    with socket.create_server(("127.0.0.1", 0)) as held:
-        return int(held.getsockname()[1])
 
 
 def shown(said: Said, folder: Path, files: Sequence[str] = ()) -> str:

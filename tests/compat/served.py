@@ -12,8 +12,9 @@ from functools import partial
 from pathlib import Path
 
 from tests.compat import node
-from tests.compat.checkouts import NOW, PATIENCE, UPTIME, Checkout, Daemon, DriverError, free_port
+from tests.compat.checkouts import NOW, PATIENCE, UPTIME, Checkout, Daemon, DriverError
 from tests.compat.plays import Play, must
+from tests.ports import free_port
 
 STORIES = {
     "demo": (10800,), "leaked_process": (3600,), "deadlock": (3600,), "lost_gpu": (3600,), "zombie_notebook": (10800,),

@@ -23,7 +23,8 @@ from msgspec import Struct
 from tests.alerts import packs
 from tests.alerts.promql import Selector, parse, walk
 from tests.dashboards.remote_write import Points, request
-from tests.e2e.running import Labels, environment, free_port, running
+from tests.e2e.running import Labels, environment, running
+from tests.ports import free_port
 from tests.waiting import wait_for
 
 Series = dict[Labels, Points]

@@ -11,7 +11,8 @@ from typing import Any
 import httpx
 import yaml
 
-from tests.e2e.running import environment, free_port, running
+from tests.e2e.running import environment, running
+from tests.ports import free_port
 from tests.waiting import wait_for
 
 

@@ -22,7 +22,8 @@ from exporter.core.model import Observation
 from exporter.trace import TraceError, TraceHeader, TraceWriter
 from tests.e2e import pace
 from tests.e2e.pace import faster, faster_routes, faster_rules, sooner
-from tests.e2e.running import ROOT, Program, command, environment, free_port, running
+from tests.e2e.running import ROOT, Program, command, environment, running
+from tests.ports import free_port
 from tests.waiting import PATIENCE, wait_for
 
 RULES = sorted((ROOT / "alerts").glob("*.yaml"))

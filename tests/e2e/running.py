@@ -1,13 +1,12 @@
 """Real processes for the end-to-end tests: start one, wait until it answers, read its pages, end it by its pid.
 
-Owns ports, waiting and what is shown when something fails. Refuses to judge figures, except for the one law that
+Owns waiting and what is shown when something fails. Refuses to judge figures, except for the one law that
 every page must keep.
 """
 
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -249,9 +248,3 @@ def site(page: Callable[[], tuple[bytes, str]]) -> Iterator[Site]:
         yield made
     finally:
         made.stop()
-
-
-def free_port() -> int:
-    """A port of the loopback that nobody had a moment ago, for programs that cannot choose one and tell."""
-    with socket.create_server(("127.0.0.1", 0)) as held:
-        return int(held.getsockname()[1])

@@ -10,7 +10,8 @@ import pytest
 import yaml
 
 from tests.composed import ROOT, outside, settings, words
-from tests.e2e.running import Daemon, daemon, environment, free_port, running
+from tests.e2e.running import Daemon, daemon, environment, running
+from tests.ports import free_port
 from tests.waiting import PATIENCE, wait_for
 
 pytestmark = pytest.mark.e2e

@@ -16,7 +16,8 @@ from msgspec import Struct
 
 from exporter.core.metrics import METRICS
 from exporter.trace import TraceHeader, TraceWriter
-from tests.e2e.running import ROOT, Daemon, daemon, environment, free_port, running, site
+from tests.e2e.running import ROOT, Daemon, daemon, environment, running, site
+from tests.ports import free_port
 from tests.waiting import PATIENCE, wait_for
 from tests.worlds import RESTING, WORKING, device, first, held, reading, seen
 

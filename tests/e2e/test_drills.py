@@ -15,7 +15,8 @@ import yaml
 
 from tests.e2e.fleet import RULES
 from tests.e2e.pace import faster_rules, sooner
-from tests.e2e.running import Program, command, environment, free_port, running
+from tests.e2e.running import Program, command, environment, running
+from tests.ports import free_port
 from tests.waiting import PATIENCE, wait_for
 
 pytestmark = pytest.mark.e2e

@@ -18,11 +18,12 @@ import pytest
 
 from exporter import __version__
 from tests.composed import COMPOSE
-from tests.e2e.running import Page, free_port, site
+from tests.e2e.running import Page, site
 from tests.image import ours
 from tests.image.build import Image
 from tests.image.contained import Container, Process, container, ran, why_not
 from tests.image.ours import Ours, made
+from tests.ports import free_port
 from tests.waiting import PATIENCE, wait_for
 
 pytestmark = [pytest.mark.e2e, pytest.mark.skipif(bool(why_not()), reason=why_not())]

@@ -20,7 +20,8 @@ import pytest
 
 from tests.certificates import Authority
 from tests.e2e.checked import PACE, UUIDS, Node, Told, kubelet_of
-from tests.e2e.running import ROOT, command, free_port, running
+from tests.e2e.running import ROOT, command, running
+from tests.ports import free_port
 from tests.slurm.plan import Plan
 from tests.slurm.rig import SlurmRig
 from tests.sources.exporter_pages import BUSY, gpu

@@ -16,8 +16,9 @@ import httpx
 import pytest
 
 from tests.e2e.checked import PACE, Node, kubelet_of
-from tests.e2e.running import command, free_port, running
+from tests.e2e.running import command, running
 from tests.kubernetes.cluster import gpu_uuid
+from tests.ports import free_port
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.e2e

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.chromium import MISSING, Browser, browser, installed
-from tests.e2e.running import Daemon, command, environment, free_port, running
+from tests.e2e.running import Daemon, command, environment, running
+from tests.ports import free_port
 from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.e2e, pytest.mark.skipif(not installed(), reason=MISSING)]

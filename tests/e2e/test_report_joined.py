@@ -32,9 +32,10 @@ from exporter.web.app import create_app
 from exporter.web.security import WebConfigWatcher
 from tests.certificates import Authority
 from tests.dashboards.past import Series, prometheus
-from tests.e2e.running import free_port, site
+from tests.e2e.running import site
 from tests.e2e.test_report import LIVES, NOW, real_pages, report
 from tests.ordinary import hidden
+from tests.ports import free_port
 from tests.report.commands import run
 from tests.report.stated import BEGIN, HOUR, owner, stated, trained
 from tests.report.stored import BEGIN as STORED

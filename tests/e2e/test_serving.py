@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.running import Daemon, Page, daemon, free_port
+from tests.e2e.running import Daemon, Page, daemon
 from tests.engines.standins import StandIn
 from tests.nvml_stub.build import build
+from tests.ports import free_port
 
 pytestmark = pytest.mark.e2e
 JOB = "77"

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.running import Daemon, Program, command, daemon, environment, free_port, running
+from tests.e2e.running import Daemon, Program, command, daemon, environment, running
+from tests.ports import free_port
 from tests.top.terminal import DOWN, ENTER, ESCAPE, TAB, terminal
 from tests.waiting import PATIENCE, wait_for
 

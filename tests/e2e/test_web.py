@@ -16,8 +16,9 @@ import yaml
 from msgspec import Struct
 
 from tests.certificates import Authority
-from tests.e2e.running import Program, command, environment, free_port, running
+from tests.e2e.running import Program, command, environment, running
 from tests.fuzz import soak
+from tests.ports import free_port
 from tests.waiting import PATIENCE, wait_for
 
 pytestmark = pytest.mark.e2e

@@ -8,7 +8,7 @@ import socket
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.e2e.running import free_port
+from tests.ports import free_port
 from tests.shared_library import built
 from tests.slurm.inside import Inside
 from tests.slurm.plan import OWNER, Place, Plan, around_job, cgroup_conf, gres_conf, slurm_conf, slurmdbd_conf

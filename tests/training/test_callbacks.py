@@ -155,12 +155,12 @@ def test_recomputation_is_what_the_trainer_s_arguments_say(
 
 
 def steps_of_runs(recorder: Recorder, trainings: int) -> dict[str, list[int]]:
-    """The steps that were reported of each run."""
+    """The steps that were reported of each run; two reporters' messages may be read in any order."""
     found: dict[str, list[int]] = {}
     wait_for(lambda: sum(each.steps for each in recorder.messages) == trainings * STEPS, "all steps")
     for each in recorder.messages:
         found.setdefault(each.run, []).extend(range((each.step or 0) - each.steps + 1, (each.step or 0) + 1))
-    return {run: steps for run, steps in found.items() if steps}
+    return {run: sorted(steps) for run, steps in found.items() if steps}
 
 
 @pytest.mark.parametrize(("run", "names"), [("bert", ["bert", "bert#2", "bert#3"]), ("", ["", "#2", "#3"])])

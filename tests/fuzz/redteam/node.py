@@ -10,7 +10,6 @@ import os
 import re
 import resource
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -25,6 +24,7 @@ from tests.fuzz.redteam.attacks.logs import line
 from tests.fuzz.redteam.cgroups import MemoryGroup, of_jobs, weight
 from tests.fuzz.redteam.target import FORGED_STEP, JOBS, SERVING, USER, Job, Target
 from tests.nvml_stub.build import build
+from tests.ports import free_port
 
 LIMIT = 512 << 20
 """MemoryMax of the unit."""
@@ -140,7 +140,7 @@ def running(core: int, intensity: float) -> Iterator[Node]:
         memory = MemoryGroup(LIMIT)
         stack.callback(memory.remove)
         weighted = stack.enter_context(weight())
-        ports = tuple(_free_ports(2 * _ENGINES + 1))
+        ports = tuple(free_port() for _ in range(2 * _ENGINES + 1))
         _files(folder, ports)
         process = subprocess.Popen(
             [sys.executable, "-m", "exporter", "serve", "--config", str(folder / "config.toml")],
@@ -192,17 +192,6 @@ def _port(process: subprocess.Popen[bytes], log: Path) -> int:
             return int(found[1])
         time.sleep(0.05)
     raise RuntimeError(f"the daemon does not listen (exit status {process.poll()}). Its log:\n{log.read_text()}")
-
-
-def _free_ports(number: int) -> Iterator[int]:
-    """Give ports that nothing listens on; taken at once, so that they differ."""
-    held = [socket.socket() for _ in range(number)]
-    for each in held:
-        each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        each.bind(("127.0.0.1", 0))
-        yield each.getsockname()[1]
-    for each in held:
-        each.close()
 
 
 def _files(folder: Path, ports: tuple[int, ...]) -> None:

@@ -16,8 +16,9 @@ import httpx
 import yaml
 
 from tests.certificates import HERE, Authority, openssl
-from tests.e2e.running import Program, environment, free_port, running
+from tests.e2e.running import Program, environment, running
 from tests.kubernetes.real.build import FOLDER
+from tests.ports import free_port
 from tests.waiting import wait_for
 
 Json = dict[str, Any]

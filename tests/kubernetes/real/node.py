@@ -16,9 +16,10 @@ from typing import Any
 
 import yaml
 
-from tests.e2e.running import Program, environment, free_port, running
+from tests.e2e.running import Program, environment, running
 from tests.kubernetes.real.build import FOLDER
 from tests.kubernetes.real.control_plane import ControlPlane
+from tests.ports import free_port
 from tests.waiting import wait_for
 
 NAME = "gpu-1"
