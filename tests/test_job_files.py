@@ -56,6 +56,36 @@ def test_a_descriptor_that_is_replaced_in_between_is_refused(tmp_path: Path, mon
     os.close(other)
 
 
+@each("append, size, polled", [
+    (append, size, polled) for append in (0, os.O_APPEND) for size in (1 << 12, 64 << 20) for polled in (False, True)
+])  # fmt: skip
+def test_a_file_that_is_emptied_while_it_is_written_is_read_on(
+    append: int, size: int, polled: bool, tmp_path: Path
+) -> None:
+    """As the guide of `gpu-efficiency nccl` has it; what does not append goes on behind a hole of zeros."""
+    writer = os.open(tmp_path / "x", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | append)
+    os.write(writer, b"the first line")
+    os.truncate(tmp_path / "x", size)
+    os.lseek(writer, 0, os.SEEK_END)
+    os.write(writer, b"\nbefore\n")
+    counts = Counter[str]()
+    tail = FileTail(os.open(tmp_path / "x", os.O_RDONLY), counts, offset=size)
+    assert tail.read(1 << 20).lines == (b"before",)
+    os.truncate(tmp_path / "x", 0)
+    if polled:
+        assert tail.read(1 << 20).lines == ()
+    os.write(writer, b"first\n" + b"then\n" * 3)
+    lines = tail.read(1 << 20).lines
+    assert lines[-3:] == (b"then",) * 3
+    assert set(lines) <= {b"first", b"then"}
+    os.write(writer, b"later\n")
+    assert tail.read(1 << 20).lines == (b"later",)
+    assert counts["log_truncated"] >= 1
+    assert counts["log_too_long"] == 0
+    os.close(writer)
+    tail.close()
+
+
 def test_a_tail_knows_what_is_unread(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b"one\ntwo\n")
     tail = FileTail(os.open(tmp_path / "x", os.O_RDONLY), Counter(), offset=0, prefix="any", line_bytes=10)

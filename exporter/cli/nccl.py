@@ -44,6 +44,15 @@ each node:
 
      d /var/tmp/nccl-inspector 1777 root root 6h
 """
+_EMPTIED = """
+   A process keeps its file open, so nothing removes it while the job runs. /etc/cron.hourly/nccl-files, with mode 0755,
+   empties what has grown beyond a gigabyte; the daemon reads on, and loses about a second of it.
+   dd follows no link and creates no file, as somebody else's in a folder for all (fs.protected_regular) demands:
+
+     #!/bin/sh
+     exec find {folder} -maxdepth 1 -type f -links 1 -size +1G \\
+       -execdir dd if=/dev/null of={{}} oflag=nofollow conv=nocreat status=none \\;
+"""
 _COMMA = """\
 CoMMA (github.com/google/CoMMA) is a profiler plugin for NCCL 2.23 and later. It writes a line per collective; the
 daemon reads them: how much of the time each rank communicates, in which collectives, and which rank the others wait
@@ -85,8 +94,8 @@ _COMMON = """
    Start a job, and run `gpu-efficiency nccl --check` on its node.
 """
 GUIDES = {
-    "inspector": _INSPECTOR + _COMMON.format(folder="/var/tmp/nccl-inspector"),  # noqa: S108  as it is printed  # nosec B108
-    "comma": _COMMA + _COMMON.format(folder="/var/tmp/nccl-comma"),  # noqa: S108  as it is printed  # nosec B108
+    "inspector": _INSPECTOR + (_EMPTIED + _COMMON).format(folder="/var/tmp/nccl-inspector"),  # noqa: S108  as it is printed  # nosec B108
+    "comma": _COMMA + (_EMPTIED + _COMMON).format(folder="/var/tmp/nccl-comma"),  # noqa: S108  as it is printed  # nosec B108
 }
 
 

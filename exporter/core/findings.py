@@ -1,7 +1,8 @@
 """Applies findings about hangs: whether a job's collectives move, and which rank the others wait for.
 
 Such evidence is the job's own, not the counters': it acquits a GPU that spins, or confirms a hang before its time, also
-on boards whose counters can only raise a suspicion.
+on boards whose counters can only raise a suspicion. A finding is about one NCCL application, of which a job may have
+several on a node.
 """
 
 from collections.abc import Iterable
@@ -11,17 +12,32 @@ from exporter.core.model import HangFinding
 
 
 def apply_finding(ledger: Ledger, finding: HangFinding) -> None:
-    """Apply a finding to the GPUs that its job alone holds. One about a job that is not known (any more) is dropped."""
+    """Apply a finding to those of its GPUs that its job alone holds. One about a job that is not known is dropped.
+
+    The job keeps a culprit of another application whose hang is proven.
+    """
     job = ledger.jobs.get(finding.job_id)
     if job is None:
         return
-    job.finding = finding
-    for gpu in ledger.gpus.values():
-        if gpu.listed and len(gpu.holders) == 1 and gpu.held_by(finding.job_id):
+    holding = [gpu for gpu in ledger.gpus.values() if gpu.listed and gpu.held_by(finding.job_id)]
+    kept = current_finding(job, holding)
+    if kept is None or not kept.stuck or finding.stuck or not _are_of_two(kept, finding):
+        job.finding = finding
+    for gpu in holding:
+        if len(gpu.holders) == 1 and _is_about(finding, gpu):
             if finding.moving:
                 gpu.timers.clear_spin(finding.at)
             elif finding.stuck:
                 gpu.timers.confirm_spin()
+
+
+def _are_of_two(one: HangFinding, other: HangFinding) -> bool:
+    """Whether they are about two applications of a job."""
+    return bool(one.uuids and other.uuids) and not set(one.uuids) & set(other.uuids)
+
+
+def _is_about(finding: HangFinding, gpu: Gpu) -> bool:
+    return not finding.uuids or gpu.device.uuid in finding.uuids
 
 
 def current_finding(job: Job, holding: Iterable[Gpu]) -> HangFinding | None:
@@ -29,7 +45,8 @@ def current_finding(job: Job, holding: Iterable[Gpu]) -> HangFinding | None:
     finding = job.finding
     if finding is None or finding.moving or not (finding.rank or finding.pid):
         return None
-    spins = any(gpu.timers.spin_since is not None and gpu.timers.spin_since <= finding.at for gpu in holding)
+    spun = [gpu.timers.spin_since for gpu in holding if _is_about(finding, gpu)]
+    spins = any(since is not None and since <= finding.at for since in spun)
     return finding if spins else None
 
 

@@ -458,6 +458,8 @@ class HangFinding(Struct, frozen=True, omit_defaults=True):
     """Top of the rank's stack, one line; empty: unknown."""
     source: str = ""
     """nccl_ras or flight_recorder."""
+    uuids: tuple[str, ...] = ()
+    """GPUs of this node that it is about; empty: all of the job's."""
 
 
 class HostUsage(Struct, frozen=True, omit_defaults=True):

@@ -6,11 +6,14 @@ with a lower one. Whoever waits in one communicator may be waited for in another
 parallel peers wait): the culprit is a rank that is waited for and waits nowhere itself.
 
 That a rank is waited for does not say that it hangs: it may wait for something that no counter shows, such as a reply
-over HTTP or a child process. A hang is proven where what is waited for can never come: the rank is missing, or ranks
-of one communicator have launched different functions. A missing rank proves nothing where a rank of this node is behind
-whose GPU rests: the others wait for that one, and the missing one may have left a communicator that nobody uses.
+over HTTP or a child process. A hang is proven where what is waited for can never come: a rank is missing, or ranks of
+one communicator have launched different functions. Both prove nothing where a rank is behind that may wait for nobody,
+for then the others wait for that one. The missing rank may have left a communicator that nobody uses, or be out of
+RAS's reach alone: once a process cannot be connected to for 60 s, RAS considers it dead for good (src/ras/rasnet.cc).
+And counts may be late: what a host callback launches is counted there (src/enqueue.cc, src/misc/profiler.cc).
 """
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import pairwise
 from typing import NamedTuple
@@ -51,6 +54,7 @@ class Comparison(Struct, frozen=True):
 class _Wait(NamedTuple):
     """Ranks of one communicator that wait in a function for others."""
 
+    communicator: Communicator
     collective: str
     sequence: int
     ahead: list[RasRank]
@@ -64,11 +68,14 @@ def compare(
     processes: Collection[Process],
     spinning: Collection[Process] = (),
     resting: Collection[Process] = (),
+    excused: Collection[Process] = (),
+    long_dead: Collection[Process] = (),
 ) -> Comparison:
     """Compare two answers of the application to which `processes` belong; other applications' counts do not matter.
 
     `spinning`: processes whose GPU is known to spin, so that they wait themselves; `resting`: not to, so that they do
-    not wait in a collective.
+    not wait in a collective. `excused`: processes that are not waited for though RAS does not reach them; `long_dead`:
+    that RAS may have considered dead before the spin began.
     """
     before = {each.key: each for each in connected(first, processes)}
     after = connected(second, processes)
@@ -77,11 +84,18 @@ def compare(
         return Comparison(related=False)
     if _created(after, before) or any(_moved(old, new) for old, new in known):
         return Comparison(related=True, moving=True)
-    lost, lagging = _lost_rank(known, after), _lagging_rank(after, spinning)
-    if lagging is not None and lagging.process in resting:
-        lost = None
-    proven = lost is not None or any(_have_diverged(each) for each in after)
-    return Comparison(related=True, culprit=lost or lagging, proven=proven)
+    waits = [wait for each in after for wait in _waits(each)]
+    waiting = _waiting(waits, after)
+    lagging = _lagging_rank(waits, waiting, spinning)
+    lost = _lost_rank(known, excused=excused, long_dead=long_dead)
+    if lost is not None and (lagging is None or lagging.rank.process in spinning):
+        proven = lagging is not None or not (resting or lost.rank.process in long_dead)
+        return Comparison(related=True, culprit=_culprit(lost, after), proven=proven)
+    if lagging is None:
+        return Comparison(related=True)
+    process = lagging.rank.process
+    proven = process in waiting and process not in resting and any(_have_diverged(each) for each in after)
+    return Comparison(related=True, culprit=_culprit(lagging, after), proven=proven)
 
 
 def connected(answer: RasAnswer, processes: Collection[Process]) -> list[Communicator]:
@@ -104,8 +118,7 @@ def connected(answer: RasAnswer, processes: Collection[Process]) -> list[Communi
 
 def _members(communicator: Communicator) -> Iterator[Process]:
     # RAS has -1 for a process that it does not know.
-    yield from (rank.process for rank in communicator.ranks if rank.pid > 0)
-    yield from (rank.process for rank in communicator.missing_ranks if rank.pid > 0)
+    yield from (rank.process for rank in communicator.members if rank.pid > 0)
 
 
 def _created(after: Iterable[Communicator], before: Mapping[tuple[str, str], Communicator]) -> bool:
@@ -119,17 +132,39 @@ def _moved(old: Communicator, new: Communicator) -> bool:
     return any(rank.rank in before and rank.collective_counts != before[rank.rank] for rank in new.ranks)
 
 
-def _lost_rank(known: Iterable[tuple[Communicator, Communicator]], communicators: list[Communicator]) -> Culprit | None:
-    """The lowest rank that was unreachable both times."""
+class _Awaited(NamedTuple):
+    """A rank of a communicator, and the collective in which others wait for it."""
+
+    communicator: Communicator
+    rank: RasRank | MissingRank
+    collective: str
+    sequence: int | None
+
+
+def lost_processes(answer: RasAnswer, *, dead: bool = False) -> set[Process]:
+    """Processes of ranks that RAS could not reach; `dead`: and which it has given up."""
+    missing = (rank for each in answer.communicators for rank in each.missing_ranks if rank.lost)
+    return {rank.process for rank in missing if rank.status.considered_dead or not dead}
+
+
+def _lost_rank(
+    known: Iterable[tuple[Communicator, Communicator]],
+    *,
+    excused: Collection[Process],
+    long_dead: Collection[Process],
+) -> _Awaited | None:
+    """The lowest rank that was unreachable both times, but for those of `excused`; of `long_dead` if there is no other.
+
+    Lowest in the largest communicator.
+    """
     lost: list[tuple[Communicator, MissingRank]] = []
     for old, new in known:
-        before = {each.rank for each in old.missing_ranks if each.lost}
+        before = {each.rank for each in old.missing_ranks if each.lost and each.process not in excused}
         lost += [(new, each) for each in new.missing_ranks if each.lost and each.rank in before and new.ranks]
     if not lost:
         return None
-    communicator, rank = min(lost, key=lambda found: (-found[0].size, found[1].rank))
-    waited = _last_collective(communicator)
-    return _culprit(rank, communicators, collective=waited[0], sequence=waited[1])
+    communicator, rank = min(lost, key=lambda found: (found[1].process in long_dead, -found[0].size, found[1].rank))
+    return _Awaited(communicator, rank, *_last_collective(communicator))
 
 
 def _have_diverged(communicator: Communicator) -> bool:
@@ -159,13 +194,23 @@ def _waits(communicator: Communicator) -> Iterator[_Wait]:
         if min(counts) != most:
             pairs = list(zip(communicator.ranks, counts, strict=True))
             ahead = [rank for rank, count in pairs if count == most]
-            yield _Wait(name, most, ahead, [rank for rank, count in pairs if count != most])
+            yield _Wait(communicator, name, most, ahead, [rank for rank, count in pairs if count != most])
 
 
-def _lagging_rank(communicators: list[Communicator], spinning: Collection[Process]) -> Culprit | None:
+def _waiting(waits: Iterable[_Wait], communicators: Iterable[Communicator]) -> set[Process]:
+    """Processes that wait for others; without those that several ranks of a communicator have in common.
+
+    In pods with the host's network every rank of a node may be pid 1 on device 0: who of them waits is not known.
+    """
+    counted = [Counter(rank.process for rank in each.ranks) for each in communicators]
+    shared = {process for each in counted for process, ranks in each.items() if ranks > 1}
+    return {rank.process for wait in waits for rank in wait.ahead} - shared
+
+
+def _lagging_rank(
+    waits: Iterable[_Wait], waiting: Collection[Process], spinning: Collection[Process]
+) -> _Awaited | None:
     """The rank that is waited for and waits least itself; None if no count differs."""
-    waits = [wait for each in communicators for wait in _waits(each)]
-    waiting = {rank.process for wait in waits for rank in wait.ahead}
 
     def innocence(found: tuple[_Wait, RasRank]) -> tuple[bool, bool, int, int, int]:
         wait, rank = found
@@ -177,27 +222,29 @@ def _lagging_rank(communicators: list[Communicator], spinning: Collection[Proces
         return None
     wait, rank = min(candidates, key=innocence)
     own = rank.collective_counts.get(wait.collective, 0)
-    return _culprit(rank, communicators, collective=wait.collective, sequence=own + 1)
+    return _Awaited(wait.communicator, rank, wait.collective, own + 1)
 
 
-def _culprit(
-    rank: RasRank | MissingRank, communicators: list[Communicator], *, collective: str, sequence: int | None
-) -> Culprit:
+def _culprit(awaited: _Awaited, communicators: list[Communicator]) -> Culprit:
     return Culprit(
-        rank.process,
-        rank=_global_rank(rank.process, communicators),
-        nvml_device=rank.nvml_dev,
-        collective=collective,
-        sequence=sequence,
+        awaited.rank.process,
+        rank=_global_rank(awaited, communicators),
+        nvml_device=awaited.rank.nvml_dev,
+        collective=awaited.collective,
+        sequence=awaited.sequence,
     )
 
 
-def _global_rank(process: Process, communicators: list[Communicator]) -> str:
+def _global_rank(awaited: _Awaited, communicators: list[Communicator]) -> str:
     """Its rank in a communicator that has all processes of the application; empty if there is none."""
-    everyone = {member for each in communicators for member in _members(each)}
+    everyone = Counter[Process]()
     for each in communicators:
-        ranks = {rank.process: rank.rank for rank in each.missing_ranks}
-        ranks |= {rank.process: rank.rank for rank in each.ranks}
-        if each.size >= len(everyone) and process in ranks:
-            return f"{ranks[process]}"
+        everyone |= Counter(_members(each))  # the larger of both: several ranks may have one process's name
+    for each in communicators:
+        if each.size >= everyone.total():
+            if each is awaited.communicator:
+                return f"{awaited.rank.rank}"
+            ranks = {rank.rank for rank in each.members if rank.process == awaited.rank.process}
+            if len(ranks) == 1:
+                return f"{ranks.pop()}"
     return ""

@@ -5,6 +5,9 @@ then ever more seldom while they do. What moves acquits the job. Where nothing m
 ranks in different collectives, prove a hang at once. A rank that is merely behind is named and proves nothing: it may
 save, evaluate, or wait for a reply from elsewhere, which no figure of its process distinguishes from a hang.
 
+A job may have several NCCL applications on a node. Only processes whose GPUs have spun long enough are asked, and what
+their application answers is about its own processes' GPUs alone.
+
 One question gathers the whole job, so the node of rank 0 asks first; the others follow much later, to acquit or confirm
 their own GPUs, and in case that node has died.
 """
@@ -22,7 +25,7 @@ from exporter.clock import Clock
 from exporter.config import Config, HangSettings
 from exporter.core.model import SECOND, HangFinding
 from exporter.core.snapshot import Snapshot
-from exporter.nccl.comparison import Comparison, Culprit, compare, connected
+from exporter.nccl.comparison import Comparison, Culprit, compare, connected, lost_processes
 from exporter.nccl.connection import NoAnswerError
 from exporter.nccl.flight_recorder import (
     RankTrace,
@@ -51,6 +54,8 @@ MOST_ATTEMPTS = 8
 """Connections to one port, which several applications of one user may share (SO_REUSEPORT)."""
 MOST_JOBS = 32
 MOST_TRACES = 16
+MOST_EXCUSED = 1000
+"""Ranks of a job of which is remembered that it moved on without them; with more, no missing rank is waited for."""
 MOST_KEPT = 2 * MOST_VALUES
 """Values of all jobs together that are kept for the next comparison."""
 RECORDER_SECONDS = 3.0
@@ -80,6 +85,8 @@ class SuspectedJob(Struct, frozen=True):
 
     spinning: frozenset[str]
     """UUIDs of its GPUs that spin now."""
+    suspects: frozenset[str]
+    """Those that have spun for long enough to ask why."""
     indexes: Mapping[str, str]
     """The driver's index of each GPU of this node, by UUID."""
     node: str
@@ -88,16 +95,19 @@ class SuspectedJob(Struct, frozen=True):
 def suspected_jobs(snapshot: Snapshot, *, after: int) -> dict[str, SuspectedJob]:
     """Return the jobs one of whose GPUs has spun for `after` nanoseconds."""
     spinning: dict[str, set[str]] = {}
-    suspected: set[str] = set()
+    suspects: dict[str, set[str]] = {}
     for gpu in snapshot.gpus:
         if gpu.spin_since is not None:
             for owner in gpu.owners:
                 spinning.setdefault(owner.job_id, set()).add(gpu.device.uuid)
                 if snapshot.wall - gpu.spin_since >= after:
-                    suspected.add(owner.job_id)
+                    suspects.setdefault(owner.job_id, set()).add(gpu.device.uuid)
     indexes = {gpu.device.uuid: gpu.device.index for gpu in snapshot.gpus}
     node = snapshot.meta.terms.node or snapshot.meta.host
-    return {job: SuspectedJob(frozenset(spinning[job]), indexes, node) for job in sorted(suspected)[:MOST_JOBS]}
+    return {
+        job: SuspectedJob(frozenset(spinning[job]), frozenset(suspects[job]), indexes, node)
+        for job in sorted(suspects)[:MOST_JOBS]
+    }
 
 
 class _Investigation(Struct, eq=False):
@@ -106,18 +116,28 @@ class _Investigation(Struct, eq=False):
     due: int
     asked: int = 0
     answer: RasAnswer | None = None
+    long_dead: frozenset[Process] = frozenset()
+    """What RAS already considered dead in the first answer."""
     traces: list[RankTrace] = []
 
     @property
     def values(self) -> int:
         """How much is kept of the job; a process group has as much as a rank."""
         groups = sum(len(trace.enqueued) + len(trace.completed) for trace in self.traces)
-        return (self.answer.values if self.answer else 0) + 5 * groups
+        return (self.answer.values if self.answer else 0) + 5 * (groups + len(self.long_dead))
 
     def next_gap(self) -> int:
         """Nanoseconds to the next question."""
         self.asked += 1
         return GAPS[min(self.asked, len(GAPS)) - 1] * SECOND
+
+
+class _Evidence(Struct, frozen=True):
+    """A comparison, and of which processes of this node it is."""
+
+    found: Comparison
+    source: str
+    processes: Sequence[LocalProcess]
 
 
 class HangInvestigator:
@@ -135,6 +155,8 @@ class HangInvestigator:
         self._investigations: dict[str, _Investigation] = {}
         self._too_large: set[str] = set()
         """Jobs of which RAS says more than is read: they are not asked again, for each question gathers all ranks."""
+        self._excused: dict[str, frozenset[Process]] = {}
+        """Ranks of a job that were missing while it moved: it does not wait for them later."""
         self._worker = Worker("hangs", self._run, stop=self._stop)
 
     def poll(self, _now: int, processes: Sequence[WorkloadProcess], _lookup: ProcessLookup) -> WorkloadUpdate:
@@ -165,7 +187,9 @@ class HangInvestigator:
         self._investigations = {job: known for job, known in self._investigations.items() if job in suspected}
         with self._lock:
             processes = self._processes
-        self._too_large &= {process.job_id for process in processes}
+        running = {process.job_id for process in processes}
+        self._too_large &= running
+        self._excused = {job: ranks for job, ranks in self._excused.items() if job in running}
         for job_id, job in suspected.items():
             members = [process for process in processes if process.job_id == job_id]
             if members and not self._stop.is_set():
@@ -190,11 +214,10 @@ class HangInvestigator:
         self, job_id: str, job: SuspectedJob, members: Sequence[WorkloadProcess], known: _Investigation
     ) -> HangFinding | None:
         """Ask RAS and the Flight Recorders once; return a finding if there is an earlier answer to compare with."""
-        processes = read_processes(members, self._proc)
-        ras = None if job_id in self._too_large else self._compare_answers(job_id, processes, known, job.spinning)
-        recorded = self._compare_recorders(processes, known)
-        found, source = _stronger(ras, recorded)
-        finding = None if found is None else self._finding(_Job(job_id, job, processes, known), found, source)
+        asked = _Job(job_id, job, read_processes(members, self._proc), known)
+        ras = None if job_id in self._too_large else self._compare_answers(asked)
+        evidence = _stronger(ras, self._compare_recorders(asked))
+        finding = None if evidence is None else self._finding(asked, evidence)
         self._forget_largest()
         return finding
 
@@ -203,29 +226,49 @@ class HangInvestigator:
         kept = sorted(self._investigations.values(), key=lambda each: each.values)
         while kept and sum(each.values for each in kept) > MOST_KEPT:
             largest = kept.pop()
-            largest.answer, largest.traces = None, []
+            largest.answer, largest.long_dead, largest.traces = None, frozenset(), []
 
     # NCCL RAS.
 
-    def _compare_answers(
-        self, job_id: str, processes: Sequence[LocalProcess], known: _Investigation, spinning: frozenset[str]
-    ) -> Comparison | None:
-        answer = self._ask_ras(job_id, processes)
-        before = known.answer
+    def _compare_answers(self, job: "_Job") -> _Evidence | None:
+        answer, before = self._ask_ras(job), job.known.answer
         if answer is None:
             return None
-        local = local_ranks(answer, processes)
-        known.answer = RasAnswer(tuple(connected(answer, local)))
-        if before is None:
-            return None
-        local |= local_ranks(before, processes)
-        waiting = [rank for rank, process in local.items() if spinning & set(process.uuids)]
-        resting = [rank for rank, process in local.items() if process.uuids and not spinning & set(process.uuids)]
-        return compare(before, answer, processes=list(local), spinning=waiting, resting=resting)
+        job.known.answer = answer
+        local = local_ranks(answer, job.processes)
+        found = Comparison(related=False)
+        if before is not None:
+            local |= local_ranks(before, job.processes)
+            found = compare(
+                before,
+                answer,
+                processes=list(local),
+                spinning=[rank for rank, matching in local.items() if all(map(job.spins, matching))],
+                resting=[rank for rank, matching in local.items() if any(map(job.rests, matching))],
+                excused=self._excused_ranks(job, answer),
+                long_dead=job.known.long_dead,
+            )
+        if not found.related:
+            job.known.long_dead = frozenset(lost_processes(answer, dead=True))
+        if found.moving:
+            excused = self._excused.get(job.job_id, frozenset()) | lost_processes(answer)
+            self._excused[job.job_id] = frozenset(islice(excused, MOST_EXCUSED + 1))
+        return _Evidence(found, "nccl_ras", [process for matching in local.values() for process in matching])
 
-    def _ask_ras(self, job_id: str, processes: Sequence[LocalProcess]) -> RasAnswer | None:
-        """Ask the endpoints of the job until one knows a process of it; count what the others did."""
-        endpoints = list(ras_endpoints(processes, self._proc, ports=self._settings.ras_ports))[:MOST_ENDPOINTS]
+    def _excused_ranks(self, job: "_Job", answer: RasAnswer) -> set[Process]:
+        """Ranks that RAS does not reach, of which is known that the others do not wait for them, or that they live."""
+        lost, known = lost_processes(answer), self._excused.get(job.job_id, frozenset())
+        if len(known) > MOST_EXCUSED:
+            return lost
+        return {rank for rank in lost if rank in known or any(each.is_process(rank) for each in job.processes)}
+
+    def _ask_ras(self, job: "_Job") -> RasAnswer | None:
+        """Ask the endpoints of suspects until one knows a suspect; count what the others did.
+
+        Returns what the answer has of that application.
+        """
+        suspects = job.suspects()
+        endpoints = list(ras_endpoints(suspects, self._proc, ports=self._settings.ras_ports))[:MOST_ENDPOINTS]
         if not endpoints:
             self._count("ras_no_socket")
         for endpoint in endpoints:
@@ -235,14 +278,14 @@ class HangInvestigator:
                 except NoAnswerError as err:
                     self._count(err.outcome)
                     if err.outcome == "ras_too_large":
-                        self._too_large.add(job_id)
+                        self._too_large.add(job.job_id)
                         return None
                     if err.outcome == "ras_foreign":
                         continue
                     break
-                if local_ranks(answer, processes):
+                if known := local_ranks(answer, suspects):
                     self._count("ras_answer")
-                    return answer
+                    return RasAnswer(tuple(connected(answer, known)))
                 self._count("ras_unrelated")
         return None
 
@@ -260,7 +303,7 @@ class HangInvestigator:
             return ask(sock, seconds=seconds, verify=lambda: self._verify_acceptor(sock, endpoint))
 
     def _verify_acceptor(self, sock: socket.socket, endpoint: RasEndpoint) -> None:
-        """Raise NoAnswerError unless a process of the job has accepted the connection."""
+        """Raise NoAnswerError unless one of the processes that are asked has accepted the connection."""
         if endpoint.private:  # no process can be looked into: the kernel has named the socket's user, and no more
             return
         peer, own = sock.getpeername()[:2], sock.getsockname()[:2]
@@ -269,14 +312,17 @@ class HangInvestigator:
         except (OSError, ValueError):
             inode = 0
         if not inode or not any(inode in socket_inodes(self._proc / str(pid)) for pid in endpoint.pids):
-            raise NoAnswerError("ras_foreign", "another application of the same user has accepted the connection")
+            raise NoAnswerError("ras_foreign", "another process of the same user has accepted the connection")
 
     # PyTorch's Flight Recorder.
 
-    def _compare_recorders(self, processes: Sequence[LocalProcess], known: _Investigation) -> Comparison | None:
+    def _compare_recorders(self, job: "_Job") -> _Evidence | None:
+        processes = job.application()
         traces = list(self._read_recorders(processes))
-        before, known.traces = known.traces, [remembered(trace) for trace in traces]
-        return compare_traces(before, traces) if before and traces else None
+        before, job.known.traces = job.known.traces, [remembered(trace) for trace in traces]
+        if not before or not traces:
+            return None
+        return _Evidence(compare_traces(before, traces), "flight_recorder", processes)
 
     def _read_recorders(self, processes: Sequence[LocalProcess]) -> Iterator[RankTrace]:
         for process in processes[:MOST_TRACES] if self._settings.flight_recorder else ():
@@ -295,12 +341,15 @@ class HangInvestigator:
 
     # Findings.
 
-    def _finding(self, job: "_Job", found: Comparison, source: str) -> HangFinding:
-        now, culprit = self._clock.now(), found.culprit
+    def _finding(self, job: "_Job", evidence: _Evidence) -> HangFinding:
+        now, found, source = self._clock.now(), evidence.found, evidence.source
+        culprit, uuids = found.culprit, job.gpus_of(evidence.processes)
         if found.moving or culprit is None:
             self._count("hang_moving" if found.moving else "hang_unknown")
-            return HangFinding(job.job_id, now, moving=found.moving, source=source)
-        local = job.process_of(culprit, source)
+            return HangFinding(job.job_id, now, moving=found.moving, source=source, uuids=uuids)
+        matching = job.processes_of(culprit, source)
+        local = matching[0] if len(matching) == 1 else None
+        certain = local is not None or not matching
         self._count("hang_stuck" if found.proven else "hang_waiting")
         return HangFinding(
             job.job_id,
@@ -308,13 +357,14 @@ class HangInvestigator:
             moving=False,
             stuck=found.proven,
             rank=(local.rank if local else "") or culprit.rank,
-            host=job.suspected.node if local else printable(culprit.process[0]),
-            pid=local.pid if local else max(0, culprit.process[1]),
-            gpu=job.gpu_of(local) or (f"{culprit.nvml_device}" if culprit.nvml_device >= 0 else ""),
+            host=job.suspected.node if matching else printable(culprit.process[0]),
+            pid=local.pid if local else max(0, culprit.process[1]) if certain else 0,
+            gpu=job.gpu_of(local) or (f"{culprit.nvml_device}" if certain and culprit.nvml_device >= 0 else ""),
             collective=printable(culprit.collective),
             sequence=culprit.sequence,
             stack=printable(self._stack(local, job.known)) if local else "",
             source=source,
+            uuids=uuids,
         )
 
     def _stack(self, process: LocalProcess, known: _Investigation) -> str:
@@ -335,11 +385,36 @@ class _Job(Struct, frozen=True):
     processes: list[LocalProcess]
     known: _Investigation
 
-    def process_of(self, culprit: Culprit, source: str) -> LocalProcess | None:
-        """The culprit's process, if it is on this node."""
+    def spins(self, process: LocalProcess) -> bool:
+        """Whether a GPU of the process is known to spin."""
+        return bool(self.suspected.spinning & set(process.uuids))
+
+    def rests(self, process: LocalProcess) -> bool:
+        """Whether the process's GPUs are known not to spin."""
+        return bool(process.uuids) and not self.spins(process)
+
+    def suspects(self) -> list[LocalProcess]:
+        """Processes whose GPUs have spun for long enough; all, if no GPU lists such a process."""
+        return [each for each in self.processes if self.suspected.suspects & set(each.uuids)] or self.processes
+
+    def application(self) -> list[LocalProcess]:
+        """Processes of one application: all, or the suspects, if a rank occurs twice, so that there are several."""
+        ranks = [process.rank for process in self.processes if process.rank]
+        return self.processes if len(ranks) == len(set(ranks)) else self.suspects()
+
+    def processes_of(self, culprit: Culprit, source: str) -> list[LocalProcess]:
+        """The culprit's process, if it is on this node; several, if NCCL has one name for them."""
         if source == "flight_recorder":  # its ranks are named by the host's pids
-            return next((process for process in self.processes if process.pid == culprit.process[1]), None)
-        return next((process for process in self.processes if process.is_process(culprit.process)), None)
+            return [process for process in self.processes if process.pid == culprit.process[1]]
+        matching = [process for process in self.processes if process.is_process(culprit.process)]
+        named = [process for process in matching if process.rank and process.rank == culprit.rank]
+        return named if len(matching) > 1 and len(named) == 1 else matching
+
+    def gpus_of(self, processes: Sequence[LocalProcess]) -> tuple[str, ...]:
+        """UUIDs of one application's GPUs, and of those that spin for nobody known; empty: all are its own."""
+        own, pids = {uuid for each in processes for uuid in each.uuids}, {each.pid for each in processes}
+        others = {uuid for each in self.processes if each.pid not in pids for uuid in each.uuids} - own
+        return tuple(sorted((own | self.suspected.spinning) - others)) if others else ()
 
     def gpu_of(self, process: LocalProcess | None) -> str:
         """The driver's index of the process's GPU; empty: several or none."""
@@ -348,29 +423,32 @@ class _Job(Struct, frozen=True):
         return self.suspected.indexes.get(process.uuids[0], "")
 
 
-def local_ranks(answer: RasAnswer, processes: Sequence[LocalProcess]) -> dict[Process, LocalProcess]:
-    """Return the ranks of the answer that are these processes."""
+def local_ranks(answer: RasAnswer, processes: Sequence[LocalProcess]) -> dict[Process, list[LocalProcess]]:
+    """Return the ranks of the answer, missing ones included, that are these processes.
+
+    In pods with the host's network several may have the same name.
+    """
     by_pid: dict[int, list[LocalProcess]] = {}
     for process in processes:
         by_pid.setdefault(process.own_pid, []).append(process)
-    found: dict[Process, LocalProcess] = {}
+    found: dict[Process, list[LocalProcess]] = {}
     for communicator in answer.communicators:
-        for rank in communicator.ranks:
-            if rank.process not in found:
-                matching = (process for process in by_pid.get(rank.pid, ()) if process.is_process(rank.process))
-                found.update((rank.process, process) for process in islice(matching, 1))
+        for rank in communicator.members:
+            if rank.process not in found and rank.pid in by_pid:
+                matching = [process for process in by_pid[rank.pid] if process.is_process(rank.process)]
+                if matching:
+                    found[rank.process] = matching
     return found
 
 
-def _stronger(ras: Comparison | None, recorded: Comparison | None) -> tuple[Comparison | None, str]:
+def _stronger(ras: _Evidence | None, recorded: _Evidence | None) -> _Evidence | None:
     """The comparison that shows more: movement, then RAS' culprit, which is that of the whole job."""
-    pairs = [(ras, "nccl_ras"), (recorded, "flight_recorder")]
-    known = [(found, source) for found, source in pairs if found is not None and found.related]
+    known = [each for each in (ras, recorded) if each is not None and each.found.related]
     for shows in (lambda found: found.moving, lambda found: found.culprit is not None, lambda _: True):
-        for found, source in known:
-            if shows(found):
-                return found, source
-    return None, ""
+        for each in known:
+            if shows(each.found):
+                return each
+    return None
 
 
 def _delay(members: Sequence[WorkloadProcess]) -> int:

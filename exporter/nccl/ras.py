@@ -7,7 +7,7 @@ Sources: NVIDIA/nccl docs/userguide/source/troubleshooting/ras.rst, src/ras/clie
 """
 
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Annotated
 
 import msgspec
@@ -91,6 +91,12 @@ class Communicator(Struct, frozen=True):
     def key(self) -> tuple[str, str]:
         """Both hashes, which together are unique."""
         return self.hash, self.secondary_hash
+
+    @property
+    def members(self) -> Iterator[RasRank | MissingRank]:
+        """All its ranks, missing ones too."""
+        yield from self.ranks
+        yield from self.missing_ranks
 
 
 class RasAnswer(Struct, frozen=True):

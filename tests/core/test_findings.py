@@ -119,6 +119,39 @@ def test_another_job_s_spin_on_a_shared_gpu_is_left_alone() -> None:
     assert hung_since(ledger) == 660.0
 
 
+def test_a_finding_of_one_application_is_about_its_gpus_alone() -> None:
+    """Another one of the job runs on the same node."""
+    ledger = spin(spin(opened(), 0, 60), 60, 65, finding=found(60, stuck=True, uuids=("GPU-1",), **NAMED))
+    assert (hung_since(ledger), ledger.gpus["GPU-1"].state) == (None, State.HUNG)
+    ledger = spin(ledger, 65, 70, finding=found(65, moving=True, uuids=("GPU-0",)))
+    assert ledger.gpus["GPU-1"].state is State.HUNG, "what moves is the other one"
+    assert job_of(ledger).spin_since == 0
+    assert ledger.gpus["GPU-0"].timers.spin_since == 65 * S
+
+
+def test_a_proven_culprit_is_kept_while_another_application_is_asked() -> None:
+    proven = found(60, stuck=True, uuids=("GPU-1",), **NAMED)
+    ledger = spin(spin(opened(), 0, 60), 60, 65, finding=proven)
+    ledger = spin(ledger, 65, 70, finding=found(65, moving=True, uuids=("GPU-0",)))
+    assert job_of(ledger).finding == proven
+    later = found(70, stuck=True, uuids=("GPU-0",), **NAMED)
+    assert job_of(spin(ledger, 70, 75, finding=later)).finding == later, "as well proven"
+    own = found(75, uuids=("GPU-0", "GPU-1"), **NAMED)
+    assert job_of(spin(ledger, 75, 80, finding=own)).finding == own, "of the same application"
+    ledger = spin(spin(opened(), 0, 60), 60, 65, finding=found(60, stuck=True, **NAMED))
+    doubted = found(65, **NAMED)
+    assert job_of(spin(ledger, 65, 70, finding=doubted)).finding == doubted, "the job has only one"
+
+
+def test_a_proven_culprit_is_not_kept_beyond_its_spin() -> None:
+    ledger = spin(spin(opened(), 0, 60), 60, 65, finding=found(60, stuck=True, uuids=("GPU-1",), **NAMED))
+    for at in range(65, 105, 5):  # its application works again, the other one spins on
+        advance(ledger, seen(at + 5, reading(at, at + 5, SPINNING, "GPU-0"), reading(at, at + 5, WORKING, "GPU-1")))
+    assert job_of(ledger).finding is None
+    named = found(105, uuids=("GPU-0",), **NAMED)
+    assert job_of(spin(ledger, 105, 110, finding=named)).finding == named
+
+
 def test_a_finding_about_no_known_job_is_dropped() -> None:
     gone = HangFinding("no", 60 * S, moving=False, stuck=True)
     assert hung_since(spin(spin(opened(), 0, 60), 60, 65, finding=gone)) is None

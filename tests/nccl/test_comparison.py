@@ -39,11 +39,10 @@ def answer(changes: Counts | None = None, *, lost: Iterable[int] = (), world: bo
     return parse_answer(document(*found).encode())
 
 
-def compared(
-    first: RasAnswer, second: RasAnswer, *, spinning: Iterable[int] = (), resting: Iterable[int] = ()
-) -> Comparison:
-    waiting, outside = [process(rank) for rank in spinning], [process(rank) for rank in resting]
-    return compare(first, second, processes=[process(0)], spinning=waiting, resting=outside)
+def compared(first: RasAnswer, second: RasAnswer, **known: Iterable[int]) -> Comparison:
+    """`known` are the arguments of `compare`, as ranks of the job."""
+    named = {name: [process(rank) for rank in ranks] for name, ranks in known.items()}
+    return compare(first, second, processes=[process(0)], **named)
 
 
 def culprit(comparison: Comparison) -> Culprit:
@@ -77,10 +76,10 @@ def test_another_application_in_the_same_answer_neither_moves_nor_hangs_the_job(
 
 
 def test_a_missing_rank_is_the_culprit_whatever_the_counts() -> None:
-    changed = {"t2": {4: 101}, "world": {3: 99}}
-    found = culprit(compared(answer(changed, lost=[5]), answer(changed, lost=[5])))
+    still = answer({"t2": {4: 101}, "world": {3: 99}}, lost=[5])
+    found = culprit(compared(still, still, spinning=[3]))
     assert found == Culprit(process(5), rank="5", nvml_device=5, collective="AllReduce", sequence=100)
-    assert compared(answer(changed, lost=[5]), answer(changed, lost=[5])).proven
+    assert compared(still, still, spinning=[3]).proven
 
 
 def test_a_missing_rank_proves_nothing_where_the_others_wait_for_one_that_rests() -> None:
@@ -90,7 +89,35 @@ def test_a_missing_rank_proves_nothing_where_the_others_wait_for_one_that_rests(
     assert culprit(waits).process == process(0)
     assert not waits.proven
     assert compared(still, still, spinning=[0]).proven, "it waits, too"
-    assert compared(still, still).proven, "whether its GPU rests is not known"
+    elsewhere = compared(still, still, spinning=[4, 5, 6])
+    assert culprit(elsewhere).process == process(0)
+    assert not elsewhere.proven, "as another node sees it: whether rank 0 waits is not known"
+
+
+def test_a_missing_rank_proves_nothing_where_a_rank_rests_and_no_count_differs() -> None:
+    """Stages of a pipeline wait in transfers, which are not counted, for rank 0, which does something else."""
+    still = answer(lost=[7])
+    assert compared(still, still).proven
+    waits = compared(still, still, resting=[0])
+    assert (culprit(waits).process, waits.proven) == (process(7), False)
+
+
+def test_what_was_dead_before_the_spin_proves_nothing_alone() -> None:
+    """RAS never forgets that it lost a process, which may train on over InfiniBand, and now save a checkpoint."""
+    still = answer(lost=[0])
+    alone = compared(still, still, long_dead=[0])
+    assert (culprit(alone).process, alone.proven) == (process(0), False)
+    waited_for = answer({"d1": {1: 99}}, lost=[0])
+    assert compared(waited_for, waited_for, long_dead=[0], spinning=[1]).proven, "others wait for one that waits for it"
+    both = answer(lost=[0, 5])
+    assert culprit(compared(both, both, long_dead=[0])).process == process(5)
+    assert compared(both, both, long_dead=[0]).proven
+
+
+def test_a_rank_without_which_the_job_moved_is_not_waited_for() -> None:
+    still = answer(lost=[7])
+    assert compared(still, still, excused=[7]) == Comparison(related=True)
+    assert culprit(compared(answer(lost=[5, 7]), answer(lost=[5, 7]), excused=[5])).process == process(7)
 
 
 def test_a_rank_that_answers_again_is_not_missing() -> None:
@@ -132,6 +159,37 @@ def test_of_ranks_in_different_collectives_the_lonely_one_is_named() -> None:
     found = culprit(compared(still, still))
     assert (found.process, found.collective, found.sequence) == (process(2), "AllReduce", 10)
     assert compared(still, still).proven, "neither can ever join the other"
+
+
+def test_ranks_in_different_collectives_prove_nothing_where_a_rank_is_behind_them_all() -> None:
+    """Rank 0 runs ahead, and its ReduceScatter is counted once the host callback is called: when rank 2 has come."""
+    counts = [(9, 6), (10, 5), (9, 5)]
+    ranks = [member(r, r, ReduceScatter=first, AllReduce=then) for r, (first, then) in enumerate(counts)]
+    late = parse_answer(document(communicator("w", ranks)).encode())
+    waits = compared(late, late)
+    assert (culprit(waits).process, waits.proven) == (process(2), False)
+    two = parse_answer(document(communicator("w", ranks[:2])).encode())
+    assert compared(two, two).proven, "each waits for the other"
+    assert not compared(two, two, resting=[0]).proven, "it waits nowhere"
+
+
+def test_ranks_of_pods_may_have_one_name() -> None:
+    """With the host's network each is pid 1 and device 0 of the node."""
+    pods = [rank_of(r, host=f"10.0.0.{1 + r // 2}", pid=1, device=0, AllReduce=7 - (r == 3)) for r in range(4)]
+    pair = [rank_of(0, host="10.0.0.2", pid=1, device=0, AllReduce=3), rank_of(1, host="10.0.0.2", pid=1, device=0)]
+    own = [("10.0.0.1", 1, 0)]
+    world = parse_answer(document(communicator("w", pods)).encode())
+    found = compare(world, world, processes=own).culprit
+    assert found is not None
+    assert (found.process, found.rank) == (("10.0.0.2", 1, 0), "3")
+    groups = parse_answer(document(communicator("w", [each | {"collective_counts": {}} for each in pods]),
+                                   communicator("p", pair)).encode())  # fmt: skip
+    found = compare(groups, groups, processes=own).culprit
+    assert found is not None
+    assert (found.rank, found.sequence) == ("", 1), "which of them is rank 1 of the pair is not known"
+    pair[1]["collective_counts"] = {"Broadcast": 1}
+    mixed = parse_answer(document(communicator("w", pods), communicator("p", pair)).encode())
+    assert not compare(mixed, mixed, processes=own).proven, "nor who of them waits"
 
 
 def test_ranks_that_are_further_behind_one_another_are_in_one_sequence() -> None:

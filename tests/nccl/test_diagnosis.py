@@ -1,5 +1,7 @@
 """What `gpu-efficiency nccl --check` finds of real processes, and of /proc of processes that cannot run here."""
 
+import os
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -144,6 +146,25 @@ def test_a_node_without_nccl_is_said_to_have_none(
     monkeypatch.setenv("GPU_EFFICIENCY_HOST_PROC", str(tmp_path))
     assert main(["nccl", "--check"]) == 1
     assert capsys.readouterr().out.startswith("No process on this node uses NCCL")
+
+
+@each("plugin", sorted(GUIDES))
+def test_what_the_guide_has_empty_files_hourly_leaves_small_ones_and_links_alone(
+    plugin: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder, guide = tmp_path_factory.mktemp("dump"), GUIDES[plugin]
+    script = guide.partition("     #!/bin/sh\n")[2].partition("\n\n")[0]
+    dumped = script.partition("find ")[2].split()[0]
+    assert f"     d {dumped} 1777 root root" in guide
+    sizes = {"large": 2 << 30, "small": 1 << 20, "elsewhere/large": 2 << 30, "linked": 2 << 30}
+    (folder / "elsewhere").mkdir()
+    for name, size in sizes.items():
+        (folder / name).touch()
+        os.truncate(folder / name, size)
+    (folder / "hard").hardlink_to(folder / "linked")
+    (folder / "soft").symlink_to("linked")
+    subprocess.run(["sh", "-c", script.replace(dumped, f"{folder}")], check=True)
+    assert {name: (folder / name).stat().st_size for name in sizes} == sizes | {"large": 0}
 
 
 @each("plugin", sorted(GUIDES))

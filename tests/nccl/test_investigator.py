@@ -18,12 +18,16 @@ from exporter.core.ledger import Ledger
 from exporter.core.model import SECOND, Fault, HangFinding, State
 from exporter.core.pipeline import advance
 from exporter.core.snapshot import DaemonMetadata, Snapshot, take_snapshot
+from exporter.nccl.comparison import Comparison, Culprit
 from exporter.nccl.flight_recorder import RankTrace
 from exporter.nccl.investigator import (
     GAPS,
     HangInvestigator,
     LatestSnapshot,
+    SuspectedJob,
+    _Evidence,
     _Investigation,
+    _Job,
     local_ranks,
     printable,
     suspected_jobs,
@@ -35,7 +39,7 @@ from exporter.worker import Worker
 from exporter.workloads import WorkloadProcess
 from tests.clocks import JumpClock
 from tests.nccl.ras_server import RasServer, communicator, document, missing_rank, rank_of
-from tests.worlds import JOB, SPINNING, device, first, held, reading, seen
+from tests.worlds import JOB, RESTING, SPINNING, WORKING, device, first, held, reading, seen
 
 PROC = Path("/proc")
 ME = os.getpid()
@@ -71,12 +75,18 @@ class Rig:
     def snapshot(self) -> Snapshot:
         return take_snapshot(self.ledger, DaemonMetadata(host="n7"))
 
-    def spin(self, seconds: int, *, signals: dict[str, Any] | None = None) -> "Rig":
-        """Let readings of a second pass, each followed by a step of the investigator, as the daemon does."""
+    def spin(
+        self, seconds: int, *, signals: dict[str, Any] | None = None, others: dict[str, dict[str, Any]] | None = None
+    ) -> "Rig":
+        """Let readings of a second pass, each followed by a step of the investigator, as the daemon does.
+
+        `others`: signals of single GPUs.
+        """
         for _ in range(seconds):
             self._now += 1
             self.clock.wait(self._now * SECOND, self.investigator._stop)
-            readings = [reading(self._now - 1, self._now, signals or SPINNING, uuid) for uuid in self.uuids]
+            shown = dict.fromkeys(self.uuids, signals or SPINNING) | (others or {})
+            readings = [reading(self._now - 1, self._now, shown[uuid], uuid) for uuid in self.uuids]
             update = self._poll()
             self.findings += update.findings
             advance(self.ledger, seen(self._now, *readings, findings=update.findings))
@@ -139,8 +149,8 @@ def moving() -> Callable[[], str]:
     return lambda: document(communicator("a", [mine(AllReduce=next(counter)), rank_of(1, host="10.9.9.9")]))
 
 
-def lost() -> str:
-    return document(communicator("a", [mine(AllReduce=7)], [missing_rank(1, host="10.9.9.9", pid=55)]))
+def lost(**status: bool) -> str:
+    return document(communicator("a", [mine(AllReduce=7)], [missing_rank(1, host="10.9.9.9", pid=55, **status)]))
 
 
 def behind(pid: int = 55, host: str = "10.9.9.9") -> str:
@@ -234,6 +244,148 @@ def test_a_job_that_works_again_is_forgotten(serve: Serve) -> None:
     rig.spin(60, signals=SPINNING | {"tensor_active": 0.5, "dram_active": 0.5, "power_watts": 600.0})
     assert len(server.received) == 4, "once"
     assert rig.spin(44).investigator._investigations == {}
+
+
+def test_a_missing_rank_proves_nothing_while_a_rank_of_this_node_rests(serve: Serve, child: Child) -> None:
+    """Its count does not differ: the others wait for it in a transfer, which RAS does not count."""
+    rank0 = child(SLEEPER)
+    ranks = [mine(AllReduce=7), mine(1, pid=rank0.pid, AllReduce=7)]
+    rig = Rig(serve(lambda: document(communicator("a", ranks, [missing_rank(2)]))))
+    rig.processes.append(WorkloadProcess(rank0.pid, "41", ("GPU-1",), "1"))
+    rig.spin(60, others={"GPU-1": RESTING})
+    assert [(finding.rank, finding.stuck) for finding in rig.findings] == [("2", False)]
+
+
+def test_a_rank_that_was_dead_at_the_first_question_proves_nothing(serve: Serve) -> None:
+    """RAS forgets no death: the process may live behind a network that has come back, and save now."""
+    rig = Rig(serve(lambda: lost(dead=True))).spin(290)
+    assert rig.state() is State.ACTIVE
+    assert {(finding.rank, finding.stuck) for finding in rig.findings} == {("1", False)}
+
+
+def test_a_rank_that_dies_meanwhile_stays_proven(serve: Serve) -> None:
+    answers = iter([False] * 2)
+    rig = Rig(serve(lambda: lost(dead=next(answers, True)))).spin(150)
+    assert rig.state() is State.HUNG
+    assert [finding.stuck for finding in rig.findings] == [True] * 3
+
+
+def test_a_job_that_moved_without_a_rank_does_not_wait_for_it_later(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts = iter([1, 2])
+    missing = [missing_rank(1, host="10.9.9.9", pid=55)]
+    server = serve(lambda: document(communicator("a", [mine(AllReduce=next(counts, 3))], missing)))
+    rig = Rig(server).spin(150)
+    assert [(finding.moving, finding.rank) for finding in rig.findings] == [(True, ""), (False, ""), (False, "")]
+    missing[:] = [missing_rank(1, host="10.9.9.9", pid=56)]
+    assert rig.spin(100).findings[-1].rank == "1", "another process is"
+    monkeypatch.setattr("exporter.nccl.investigator.MOST_EXCUSED", 0)
+    assert rig.spin(130).findings[-1].rank == "", "too many to remember: none is"
+    members, rig.processes = rig.processes, []
+    rig.spin(1).processes = members
+    assert rig.investigator._excused == {}, "a job that has ended is forgotten"
+
+
+def test_a_process_of_this_node_that_lives_is_not_missing(serve: Serve, child: Child) -> None:
+    alive = child(SLEEPER)
+    absent = missing_rank(1, pid=own_pid(alive.pid))
+    rig = Rig(serve(lambda: document(communicator("a", [mine(AllReduce=7)], [absent]))))
+    rig.processes.append(WorkloadProcess(alive.pid, "41", ("GPU-1",), "1"))
+    assert {finding.rank for finding in rig.spin(100).findings} == {""}
+
+
+# Several applications of one job.
+
+HEALTHY = (
+    "import itertools, os, sys\nsys.path.insert(0, os.environ['ROOT'])\nimport time\n"
+    "from tests.nccl.ras_server import RasServer, communicator, document, rank_of\n"
+    "count = itertools.count()\n"
+    "RasServer(lambda: document(communicator('b', [rank_of(0, pid=os.getpid(), AllReduce=next(count))])),\n"
+    "          port=int(sys.argv[1]))\nprint(flush=True)\ntime.sleep(600)"
+)
+"""Another application of the job, whose collectives move."""
+
+
+def with_healthy(serve: Serve, child: Child, answer: Callable[[], str]) -> Rig:
+    """A job of two applications on this node; the one that is healthy would be asked first."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    hung = serve(answer)
+    healthy = child(HEALTHY, f"{port}", ROOT=f"{Path(__file__).parents[2]}")
+    rig = Rig()
+    rig.investigator._settings = HangSettings(ras_ports=(port, hung.port))
+    rig.processes.insert(0, WorkloadProcess(healthy.pid, "41", ("GPU-1",), "0"))
+    return rig
+
+
+def test_a_healthy_application_does_not_acquit_another_one_of_its_job(serve: Serve, child: Child) -> None:
+    rig = with_healthy(serve, child, lost).spin(60, others={"GPU-1": WORKING})
+    assert rig.state() is State.HUNG
+    assert [(finding.stuck, finding.uuids) for finding in rig.findings] == [(True, ("GPU-0",))]
+
+
+def test_an_application_that_moves_acquits_its_own_gpus(serve: Serve, child: Child) -> None:
+    rig = with_healthy(serve, child, lost).spin(60)
+    assert [(finding.moving, finding.uuids) for finding in rig.findings] == [(True, ("GPU-1",))]
+    since = {gpu.device.uuid: gpu.spin_since for gpu in rig.snapshot().gpus}
+    assert since["GPU-0"] is not None
+    assert since["GPU-1"] is not None
+    assert since["GPU-1"] - since["GPU-0"] == 52 * SECOND
+
+
+def job_of(*processes: LocalProcess, spinning: Sequence[str] = ("a",)) -> _Job:
+    gpus = frozenset(spinning)
+    return _Job("41", SuspectedJob(gpus, gpus, {"a": "0", "b": "1"}, "n7"), list(processes), _Investigation(due=0))
+
+
+def test_without_a_known_gpu_any_process_may_be_asked() -> None:
+    one, other = LocalProcess(1, 1, frozenset(), uuids=("a",)), LocalProcess(2, 2, frozenset(), uuids=("b",))
+    assert job_of(one, other).suspects() == [one]
+    unknown = replace(one, uuids=()), replace(other, uuids=())
+    assert job_of(*unknown).suspects() == list(unknown)
+    assert job_of(one, other).gpus_of([one]) == ("a",)
+    assert job_of(one, other, spinning="ac").gpus_of([one]) == ("a", "c"), "nobody known spins there"
+    assert job_of(one, other).gpus_of([one, other]) == (), "all of the job's"
+
+
+def test_recorders_of_a_rank_that_occurs_twice_are_of_several_applications() -> None:
+    spins, rests = LocalProcess(1, 1, frozenset(), "0", ("a",)), LocalProcess(2, 2, frozenset(), "1", ("b",))
+    assert job_of(spins, rests).application() == [spins, rests]
+    assert job_of(spins, replace(rests, rank="0")).application() == [spins]
+    assert len(job_of(*(replace(each, rank="") for each in (spins, rests))).application()) == 2
+
+
+# Pods with the host's network, each with a pid namespace of its own.
+
+
+def test_of_processes_with_one_name_the_culprit_is_that_of_the_rank() -> None:
+    pods = [LocalProcess(100 + rank, 1, frozenset({"10.0.0.1"}), f"{rank}", (uuid,)) for rank, uuid in enumerate("ab")]
+    found = Comparison(related=True, culprit=Culprit(("10.0.0.1", 1, 0), rank="1", nvml_device=0))
+    job, rig = job_of(*pods), Rig()
+
+    def named(found: Comparison) -> tuple[str, str, int, str]:
+        finding = rig.investigator._finding(job, _Evidence(found, "nccl_ras", pods))
+        return finding.rank, finding.host, finding.pid, finding.gpu
+
+    assert named(found) == ("1", "n7", 101, "1")
+    unknown = Comparison(related=True, culprit=Culprit(("10.0.0.1", 1, 0), nvml_device=0))
+    assert named(unknown) == ("", "n7", 0, ""), "any of them"
+    elsewhere = Comparison(related=True, culprit=Culprit(("10.0.0.2", 1, 0), rank="2", nvml_device=0))
+    assert named(elsewhere) == ("2", "10.0.0.2", 1, "0")
+    answer = parse_answer(document(communicator("a", [rank_of(0, host="10.0.0.1", pid=1, device=0)])).encode())
+    assert local_ranks(answer, pods) == {("10.0.0.1", 1, 0): pods}
+
+
+@pytest.mark.parametrize("rests", [False, True])
+@pytest.mark.parametrize("lag", [0, 1])
+def test_processes_with_one_name_wait_only_if_all_do(serve: Serve, *, rests: bool, lag: int) -> None:
+    """Both are this process here, as NCCL sees them; one of them is known by another GPU."""
+    ranks = [mine(AllReduce=7 - lag), rank_of(2, host="10.9.9.9", AllReduce=7)]
+    rig = Rig(serve(lambda: document(communicator("a", ranks, [missing_rank(1, host="10.9.9.9", pid=55)]))))
+    rig.processes.append(WorkloadProcess(ME, "41", ("GPU-1",), "1"))
+    rig.spin(60, others={"GPU-1": RESTING} if rests else {})
+    assert [finding.stuck for finding in rig.findings] == [not rests]
 
 
 @pytest.mark.parametrize("program", [SLEEPER, ASKER], ids=["sleeps", "waits for a reply"])
@@ -349,7 +501,7 @@ def test_only_spinning_gpus_of_long_enough_make_a_suspect() -> None:
     rig = Rig().spin(20)
     assert suspected_jobs(rig.snapshot(), after=21 * SECOND) == {}
     (found,) = suspected_jobs(rig.snapshot(), after=20 * SECOND).values()
-    assert found.spinning == {"GPU-0", "GPU-1"}
+    assert found.spinning == found.suspects == {"GPU-0", "GPU-1"}
     assert (found.indexes, found.node) == ({"GPU-0": "5", "GPU-1": "6"}, "n7")
 
 
