@@ -31,6 +31,7 @@ from exporter.report.query import (
     promql_string,
     range_duration,
 )
+from exporter.report.scrape_gaps import ScrapeGaps
 from exporter.report.summary import FleetUsage
 from exporter.report.usage import NOT_SPLIT, Period, UsageRecord
 
@@ -95,6 +96,7 @@ class CounterQuery(MetricQuery):
     def __init__(self, server: QueryServer, *, matchers: str) -> None:
         super().__init__(server, matchers=matchers)
         self._interval = SCRAPE_INTERVAL_SECONDS
+        self._gaps = ScrapeGaps(server, matchers=matchers, lookback=self._lookback)
         self.used_recording_rules = False
         """Whether any time was split with recording rules."""
 
@@ -105,34 +107,46 @@ class CounterQuery(MetricQuery):
         shares = self._recorded_shares(counters, period) if len(period_parts) > 1 else {}
         if not shares:
             labels = (*counters.owner_labels, *counters.split_labels)
-            for part in period_parts:
-                growth = self._growth(counters.by_leak, labels, counters, part)
-                yield from ((_label_values(sample, labels), sample.value) for sample in growth)
+            growth = self._growth(counters.by_leak, labels, counters, period, period_parts)
+            yield from ((_label_values(sample, labels), sample.value) for sample in growth)
             return
         self.used_recording_rules = True
         unsplit = {("true",) * (len(counters.split_labels) - 1) + (UNSPLIT_LEAK,): 1.0}
-        for part in self._split_period(period, samples):
-            for sample in self._growth(counters.paid, counters.owner_labels, counters, part):
-                owner = _label_values(sample, counters.owner_labels)
-                split = shares.get(_label_values(sample, counters.recorded_owner_labels), unsplit)
-                yield from (((*owner, *into), sample.value * share) for into, share in split.items())
+        parts = list(self._split_period(period, samples))
+        for sample in self._growth(counters.paid, counters.owner_labels, counters, period, parts):
+            owner = _label_values(sample, counters.owner_labels)
+            split = shares.get(_label_values(sample, counters.recorded_owner_labels), unsplit)
+            yield from (((*owner, *into), sample.value * share) for into, share in split.items())
 
     def _sums(self, counter: str, counters: TimeCounters, period: Period) -> Iterator[tuple[LabelValues, float]]:
         """Yield the growth of another counter by owner; the same owner may occur several times."""
-        for part in self._split_period(period, self._count_samples(counter, period)):
-            for sample in self._growth(counter, counters.owner_labels, counters, part):
-                yield _label_values(sample, counters.owner_labels), sample.value
+        parts = list(self._split_period(period, self._count_samples(counter, period)))
+        for sample in self._growth(counter, counters.owner_labels, counters, period, parts):
+            yield _label_values(sample, counters.owner_labels), sample.value
 
     def _count_samples(self, selector: str, period: Period) -> float:
         count = f"sum(count_over_time({selector}[{range_duration(*period)}]))"
         return sum(sample.value for sample in self.instant_query(count, period.end))
 
-    def _growth(self, counter: str, labels: LabelValues, counters: TimeCounters, part: Period) -> list[VectorSample]:
+    def _growth(
+        self, counter: str, labels: LabelValues, counters: TimeCounters, period: Period, parts: Sequence[Period]
+    ) -> Iterator[VectorSample]:
+        for part in parts:
+            yield from self._growth_in_part(counter, labels, counters, part)
+        yield from self._gaps.growth(counter, labels, self._gaps.shares(period, parts))
+
+    @property
+    def _lookback(self) -> float:
+        return max(3600.0, 4 * self._interval)
+
+    def _growth_in_part(
+        self, counter: str, labels: LabelValues, counters: TimeCounters, part: Period
+    ) -> list[VectorSample]:
         older = f"count_over_time({counter}[{range_duration(*part)}])"
         if counters.start_metric:
             older = self._older_query(counters, part)
-        lookback, on = max(3600.0, 4 * self._interval), ", ".join(counters.owner_labels)
-        growth = growth_query(counter, *part, lookback=lookback, older=older, on=on)
+        on = ", ".join(counters.owner_labels)
+        growth = growth_query(counter, *part, lookback=self._lookback, older=older, on=on)
         return self.instant_query(f"sum by ({', '.join(labels)}) ({growth}) > 0", part.end)
 
     def _older_query(self, counters: TimeCounters, part: Period) -> str:
@@ -218,6 +232,8 @@ class StoredUsage(Struct, frozen=True, kw_only=True):
     """Number of daemon restarts."""
     from_recording_rules: bool
     """Whether recording rules were used to split time by leak."""
+    gaps: int = 0
+    """Number of daemons that were not scraped for long when a period began or ended."""
     simulated: bool = False
     """Whether any daemon at the end of the range serves a simulated node."""
 
@@ -232,6 +248,8 @@ class PrometheusUsage(CounterQuery):
     def read(self, times: Sequence[Period], *, progress: ProgressCallback = lambda _, __: None) -> StoredUsage:
         """Read consecutive periods. Raises ReportError if nothing is stored."""
         known_period = self._known_period(Period(times[0].start, times[-1].end))
+        self._gaps = ScrapeGaps(self._server, matchers=self.matchers, lookback=self._lookback)
+        self._gaps.assign(times, known_period)
         usage: list[UsageRecord] = []
         for number, period in enumerate(times):
             progress(number, len(times))
@@ -244,6 +262,7 @@ class PrometheusUsage(CounterQuery):
         return StoredUsage(
             usage=tuple(usage), known_period=known_period, fleet=fleet, daemon_restarts=self.daemon_restarts,
             from_recording_rules=self.used_recording_rules, simulated=bool(simulated),
+            gaps=len({gap.instance for gap in self._gaps.found}),
         )  # fmt: skip
 
     def _single_value(self, query: str, at: float) -> float | None:

@@ -97,3 +97,37 @@ def reloaded() -> Series:
             series = found.setdefault(named(f"gpu_efficiency_{name}", **labels, **where), [])
             series.append((BEGIN + seconds, value))
     return found
+
+
+SILENT = (100, 255)
+"""Minutes of the last scrape of a node before a gap, and of the first one after it."""
+SILENT_END = 480
+
+
+def silent(cluster: str, *, booted: int = 0) -> Series:
+    """Return eight hours of two nodes in a cluster of their own, four GPUs each with a job.
+
+    n2 is not scraped in SILENT, and boots at minute `booted`.
+    """
+    found: Series = {}
+    for minute in range(SILENT_END + 1):
+        for node in ("n1", "n2") if not SILENT[0] < minute < SILENT[1] else ("n1",):
+            where = {"cluster": cluster, "instance": f"{node}:19400", "job": "gpu"}
+            job = {"job_id": f"on-{node}"}
+            seconds = (minute - (booted if node == "n2" and minute >= SILENT[1] else 0)) * MINUTE
+            for name, value, labels in (
+                ("ticks_total", minute, {}),
+                ("node_gpus", 4, {"model": "H"}),
+                ("price_per_gpu_hour", 2.0, {"model": "H", "held": "true", "currency": "USD"}),
+                ("paid_seconds_total", seconds * 4.0, {"uuid": node, "gpu": "0"}),
+                ("node_seconds_total", seconds * 4.0, {"model": "H", "held": "true", "leak": "useful"}),
+                ("node_energy_joules_total", seconds * 1000.0, {"model": "H", "layer": "useful"}),
+                ("job_start_timestamp_seconds", BEGIN - MINUTE, job),
+                ("job_paid_seconds_total", seconds * 4.0, job),
+                ("job_seconds_total", seconds * 4.0, job | {"leak": "useful", "layer": "useful"}),
+                ("job_energy_joules_total", seconds * 1000.0, job),
+                ("job_info", 1, job | {"user": "ada" if node == "n1" else "bob"}),
+            ):
+                series = found.setdefault(named(f"gpu_efficiency_{name}", **labels, **where), [])
+                series.append((BEGIN + minute * MINUTE, value))
+    return found

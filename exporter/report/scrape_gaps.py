@@ -1,0 +1,144 @@
+"""Finds long gaps between two scrapes of a daemon in which a period begins or ends, and counters' growth across them.
+
+Such growth is in neither of the two periods if the value before the gap is older than the lookback of `growth_query`.
+Each gap is counted in one period: that of the next scrape, or that of the last scrape if the next one is after the
+report. If the gap reaches beyond the report, the share of it that lies within the report is counted.
+"""
+
+import re
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from exporter.report.query import (
+    DAY_SECONDS,
+    LOOKBACK_SECONDS,
+    InstanceKey,
+    MetricQuery,
+    QueryServer,
+    VectorSample,
+    promql_string,
+    range_duration,
+)
+from exporter.report.usage import Period
+
+MAX_GAP_SECONDS = 7 * DAY_SECONDS
+"""A scrape that is further from the boundary of a period is not searched."""
+_STEP = range_duration(0, LOOKBACK_SECONDS)
+_INSTANCES_PER_QUERY = 200
+
+
+class ScrapeGap(NamedTuple):
+    """A gap between two scrapes of a daemon, Unix seconds, accurate to LOOKBACK_SECONDS: both times are a bit late."""
+
+    instance: InstanceKey
+    start: float
+    end: float
+
+
+class ScrapeGaps(MetricQuery):
+    """Finds gaps longer than `lookback`, in seconds."""
+
+    def __init__(self, server: QueryServer, *, matchers: str, lookback: float) -> None:
+        super().__init__(server, matchers=matchers)
+        self._lookback = lookback
+        self._scraped: dict[float, frozenset[InstanceKey]] = {}
+        self._shares: dict[Period, dict[ScrapeGap, float]] = defaultdict(dict)
+        self.found: set[ScrapeGap] = set()
+        """Gaps that are counted."""
+
+    def assign(self, times: Sequence[Period], known_period: Period) -> None:
+        """Find the gaps of a report's periods, of which all between the first and the last scrape matter."""
+        start, end = times[0].start, times[-1].end
+        bounds = [at for at in (*(each.start for each in times), end) if known_period.start <= at <= known_period.end]
+        self.found = self._gaps_at([*bounds, known_period.end])
+        if end in bounds:
+            all_scraped = frozenset[InstanceKey]().union(*map(self._scraped_before, bounds))
+            self.found |= set(self._find(end, all_scraped - self._scraped_before(end)))
+        starts = [each.start for each in times]
+        for gap in self.found:
+            began = start not in bounds or gap.instance in self._scraped_before(start)
+            ended = gap.end <= end or gap.instance in self._scraped_before(end)
+            overlap = (gap.end if ended else end) - (gap.start if began else max(gap.start, start))
+            number = max(0, bisect_left(starts, min(gap.end, end) if ended else gap.start) - 1)
+            self._shares[times[number]][gap] = overlap / (gap.end - gap.start)
+
+    def shares(self, period: Period, parts: Sequence[Period]) -> dict[ScrapeGap, float]:
+        """Return the gaps to count in a period that is read in these parts, each with the share of its growth."""
+        shares = dict(self._shares[period])
+        if len(parts) > 1:
+            inner = self._gaps_at([*(part.start for part in parts[1:]), parts[-1].end]) - self.found
+            shares |= dict.fromkeys(inner, 1.0)
+        return shares
+
+    def growth(self, counter: str, labels: Iterable[str], gaps: Mapping[ScrapeGap, float]) -> Iterator[VectorSample]:
+        """Yield the growth of each counter across the gaps; a counter that fell has begun again at 0.
+
+        `labels`, by which it is summed, include cluster and instance.
+        """
+        shares_by_times: dict[tuple[float, float], dict[InstanceKey, float]] = defaultdict(dict)
+        for gap, share in gaps.items():
+            shares_by_times[gap.start, gap.end][gap.instance] = share
+        for (start, end), shares in shares_by_times.items():
+            for matcher in _instance_matchers(shares):
+                growth = _growth_query(_add_matcher(counter, matcher), end - start)
+                for sample in self.instant_query(f"sum by ({', '.join(labels)}) ({growth}) > 0", end):
+                    if sample.instance in shares:
+                        yield VectorSample(sample.labels, sample.value * shares[sample.instance])
+
+    def _gaps_at(self, bounds: Sequence[float]) -> set[ScrapeGap]:
+        """Return gaps in which one of these times lies, of daemons that were scraped before a later one of them."""
+        found, scraped_later = set[ScrapeGap](), frozenset[InstanceKey]()
+        for bound in sorted(bounds, reverse=True):
+            scraped = self._scraped_before(bound)
+            found |= set(self._find(bound, scraped_later - scraped))
+            scraped_later |= scraped
+        return found
+
+    def _scraped_before(self, at: float) -> frozenset[InstanceKey]:
+        """Return the daemons that were scraped within the lookback."""
+        if at not in self._scraped:
+            query = f"max by (cluster, instance) (last_over_time({self._ticks()}[{range_duration(0, self._lookback)}]))"
+            self._scraped[at] = frozenset(sample.instance for sample in self.instant_query(query, at))
+        return self._scraped[at]
+
+    def _find(self, at: float, instances: frozenset[InstanceKey]) -> Iterator[ScrapeGap]:
+        """Yield the gap around `at` of each of these daemons that was scraped on both sides."""
+        for matcher in _instance_matchers(instances):
+            before = self._scrape_steps("max", matcher, at)
+            after = self._scrape_steps("min", matcher, at + MAX_GAP_SECONDS) if before else {}
+            yield from (ScrapeGap(key, before[key], after[key]) for key in before.keys() & after.keys() & instances)
+
+    def _scrape_steps(self, extreme: str, matcher: str, end: float) -> dict[InstanceKey, float]:
+        """Return the first or last step in MAX_GAP_SECONDS at which each was scraped in the LOOKBACK_SECONDS before."""
+        scraped = f"timestamp(last_over_time({self._ticks(matcher)}[{_STEP}]))"
+        steps = f"{extreme}_over_time({scraped}[{range_duration(0, MAX_GAP_SECONDS)}:{_STEP}])"
+        samples = self.instant_query(f"{extreme} by (cluster, instance) ({steps})", end)
+        return {sample.instance: sample.value for sample in samples}
+
+    def _ticks(self, matcher: str = "") -> str:
+        return self.metric_selector("ticks_total", matcher)
+
+
+def _growth_query(selector: str, seconds: float) -> str:
+    """Return a query for the growth across a gap of so many seconds, to be evaluated at its end.
+
+    There may be further samples in the LOOKBACK_SECONDS before either time; a left-closed range must not have that of
+    the gap's start.
+    """
+    first = f"min_over_time({selector}[{range_duration(0.001, seconds)}])"
+    growth = f"({first} - last_over_time({selector}[{_STEP}] offset {range_duration(0, seconds)}))"
+    return f"({growth} >= 0 or ({first} and {growth} < 0))"
+
+
+def _add_matcher(selector: str, matcher: str) -> str:
+    name, _, matchers = selector.removesuffix("}").partition("{")
+    return f"{name}{{{','.join(filter(None, (matchers, matcher)))}}}"
+
+
+def _instance_matchers(instances: Iterable[InstanceKey]) -> Iterator[str]:
+    names = sorted({instance for _, instance in instances})
+    for first in range(0, len(names), _INSTANCES_PER_QUERY):
+        escaped = "|".join(map(re.escape, names[first : first + _INSTANCES_PER_QUERY]))
+        yield f"instance=~{promql_string(escaped)}"
