@@ -13,3 +13,16 @@ def client_context(ca_file: str | None) -> ssl.SSLContext:
     context = ssl.create_default_context(cafile=ca_file)
     context.verify_flags &= ~ssl.VERIFY_X509_STRICT
     return context
+
+
+def public_context() -> ssl.SSLContext:
+    """Return such a context that trusts the system's certificates, and those that httpx brings: a system may have none.
+
+    httpx alone trusts no private authority that an administrator added to the system.
+    """
+    import httpx  # noqa: PLC0415  an HTTP client is 13 MiB, which a daemon may not need
+
+    context = httpx.create_ssl_context()
+    context.load_default_certs()
+    context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+    return context

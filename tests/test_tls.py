@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from exporter.tls import client_context
+from exporter.tls import client_context, public_context
 from tests.certificates import Authority
 
 STRICT = ssl.create_default_context
@@ -42,6 +42,26 @@ def test_a_certificate_without_the_extensions_of_rfc_5280_is_accepted(
     with pytest.raises(ssl.SSLCertVerificationError, match="CA cert does not include key usage extension"):
         handshake(strict(cafile=f"{authority.certificate}"), certificate, key)
     handshake(client_context(f"{authority.certificate}"), certificate, key)
+
+
+def test_an_authority_that_the_system_trusts_is_trusted_beside_those_of_httpx(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("SSL_CERT_FILE", "SSL_CERT_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    authority = Authority(tmp_path)
+    certificate, key = authority.issue("node")
+    with pytest.raises(ssl.SSLCertVerificationError):
+        handshake(public_context(), certificate, key)
+
+    def load(context: ssl.SSLContext) -> None:
+        """Stand in for the store of a system to which an administrator added the authority."""
+        context.load_verify_locations(f"{authority.certificate}")
+
+    monkeypatch.setattr(ssl.SSLContext, "load_default_certs", load)
+    context = public_context()
+    handshake(context, certificate, key)
+    assert len(context.get_ca_certs()) > 10, "those of httpx"
 
 
 def test_another_authority_and_another_name_are_refused(tmp_path: Path) -> None:

@@ -6,6 +6,8 @@ import time
 from datetime import UTC, tzinfo
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
+from msgspec.structs import replace
+
 from exporter.cli.progress import ProgressBar, counted, progress_arguments
 from exporter.cli.wiring import duration_argument, fail, parse_headers, timestamp_argument, url_argument
 from exporter.config import ConfigError
@@ -31,6 +33,7 @@ def advise(args: argparse.Namespace) -> int:
     except (PrometheusError, ReportError) as err:
         return fail(err)
     advice = advise_reservation(used, args.timezone, reserved=args.reserved_price, on_demand=args.on_demand_price)
+    advice = replace(advice, notes=tuple(server.remarks))
     sys.stdout.write(advice.json().decode() + "\n" if args.json else render_text(advice_tables(advice)))
     return 0
 

@@ -4,6 +4,9 @@ import argparse
 import sys
 import time
 from collections.abc import Iterable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -11,9 +14,10 @@ from exporter.cli.progress import ProgressBar, counted, progress_arguments
 from exporter.cli.wiring import config_file_argument, configure, duration_argument, fail, parse_headers, url_argument
 from exporter.config import Config, ConfigError
 from exporter.core.ledger import Ledger
-from exporter.core.model import Device
+from exporter.core.model import SECOND, Device, Observation
 from exporter.core.policy import Policy
 from exporter.core.prices import Price, price_at
+from exporter.formatting import format_time
 from exporter.preview import scoring
 from exporter.preview.history import PrometheusPreview, check_policies
 from exporter.preview.prometheus import PrometheusClient, PrometheusError
@@ -55,7 +59,9 @@ def _from_traces(args: argparse.Namespace, config: Config, found: list[PolicyRow
         return Ledger(policy, replace(config, policy=policy).policies())
 
     replay = TracePreview(found, open_ledger=open_ledger, price_of=money)
-    simulated = [name for name in args.traces if _replay(replay, name, quiet=args.quiet)]
+    recorded = [_replay(replay, name, quiet=args.quiet) for name in args.traces]
+    _refuse_overlaps(recorded)
+    simulated = [each.name for each in recorded if each.simulated]
     result = replay.result(f"Replayed{' (SIMULATED)' if simulated else ''}: {', '.join(args.traces)}")
     return replace(result, notes=(*result.notes, *_override_notes(config, found)))
 
@@ -68,15 +74,42 @@ def _override_notes(config: Config, found: Iterable[PolicyRow]) -> Iterator[str]
             yield f"models with a {field} of their own, which no row changes: {name_some(models)}"
 
 
-def _replay(replay: TracePreview, name: str, *, quiet: bool) -> bool:
-    """Replay one trace; return whether it was simulated."""
+class _Recorded(NamedTuple):
+    """What a trace is of: its first and last observation, Unix nanoseconds."""
+
+    node: str
+    first: int
+    last: int
+    name: str
+    simulated: bool
+
+
+def _replay(replay: TracePreview, name: str, *, quiet: bool) -> _Recorded:
+    """Replay one trace."""
+    times: list[int] = []
+
+    def timed(observations: Iterable[Observation]) -> Iterator[Observation]:
+        for observation in observations:
+            times[1:] = [observation.wall]
+            yield observation
+
     with read_trace(name) as trace:
         with ProgressBar(name, trace.size, quiet=quiet) as progress:
-            if not replay.run(progress.through(trace, lambda: trace.bytes_read)):
+            if not replay.run(timed(progress.through(trace, lambda: trace.bytes_read))):
                 raise TraceError(f"{name} holds no observation")
         if trace.truncated:
             print(f"gpu-efficiency: {name}: {trace.truncated}", file=sys.stderr)
-        return trace.header.simulated
+        return _Recorded(trace.header.host or Path(name).name, times[0], times[-1], name, trace.header.simulated)
+
+
+def _refuse_overlaps(recorded: Iterable[_Recorded]) -> None:
+    """Raise TraceError if two traces are of one node and the same time: its GPUs would count twice."""
+    for before, after in pairwise(sorted(recorded)):
+        if before.node == after.node and after.first < before.last:
+            raise TraceError(
+                f"{after.name} begins {format_time(after.first / SECOND)}, before {before.name} of the same node"
+                f" {before.node} ends ({format_time(before.last / SECOND)}): omit one of them"
+            )
 
 
 def _from_prometheus(args: argparse.Namespace, found: list[PolicyRow]) -> PreviewResult:
@@ -89,7 +122,7 @@ def _from_prometheus(args: argparse.Namespace, found: list[PolicyRow]) -> Previe
         history = PrometheusPreview(server, found, selector=args.match.strip().removeprefix("{").removesuffix("}"))
         for done, of in history.run(end - args.since, end, args.step):
             progress.update(done, of)
-    return history.result(f"Stored in {args.prometheus}, every {args.step:g} s", end)
+    return history.result(f"Stored in {redact_secrets(args.prometheus)}, every {args.step:g} s", end)
 
 
 def preview_arguments(command: argparse.ArgumentParser) -> None:

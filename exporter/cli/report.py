@@ -278,7 +278,7 @@ def _sums_from_prometheus(
     return summarize(
         found.usage, spans, about=_scope_text(only, whole=True), by=args.by or "", every=every, source="Prometheus",
         start=found.known_period.start, end=found.known_period.end, fleet=found.fleet,
-        unseen=tuple(_coverage_notes(found, spans)), simulated=found.simulated,
+        unseen=(*_coverage_notes(found, spans), *server.remarks), simulated=found.simulated,
     )  # fmt: skip
 
 
@@ -298,6 +298,8 @@ def _coverage_notes(found: StoredUsage, spans: tuple[Period, ...]) -> Iterator[s
             f"daemons began anew {found.daemon_restarts} times:"
             " without a history of its own one that is down counts nothing"
         )
+    if found.gaps:
+        yield f"daemons not scraped for over an hour as a period began or ended: {found.gaps}; it is in the later one"
     if found.from_recording_rules:
         yield "split by leak as recording rules have it, for it is much; the time of jobs is counted to the sample"
     if any(not record.attributed for record in found.usage):
@@ -460,7 +462,7 @@ def _report_from_prometheus(server: "_CountingPrometheus", name: str, args: argp
         named = find_named(job, jobs_named(query, job, at, since=args.since))
         query = JobQuery(server, job if named is None else named.job_id, matchers=args.match)
     found = report_from_prometheus(query, at, since=args.since)
-    return replace(found, unseen=(*found.unseen, *naming_notes(found, job, step)))
+    return replace(found, unseen=(*found.unseen, *naming_notes(found, job, step), *server.remarks))
 
 
 class _CountingPrometheus:
@@ -474,6 +476,11 @@ class _CountingPrometheus:
         self._count += 1
         self._progress.update(self._count)
         return self._server.instant_query(query, at)
+
+    @property
+    def remarks(self) -> Iterator[str]:
+        """Warnings of the server."""
+        return self._server.remarks
 
 
 def _reports_from_records(args: argparse.Namespace, at: float) -> list[JobReport]:

@@ -6,6 +6,7 @@ are accurate to one step. Rejects thresholds for which Prometheus stores no data
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import chain, groupby
 from operator import itemgetter
 
@@ -14,7 +15,7 @@ from msgspec import Struct
 from exporter.config import ConfigError
 from exporter.core.model import UNKNOWN_JOB
 from exporter.core.policy import Policy
-from exporter.core.prices import Price
+from exporter.core.prices import NO_PRICE, Price
 from exporter.preview.prometheus import PrometheusClient, PrometheusError, PrometheusSeries
 from exporter.preview.real_work import PLAIN_SECONDS
 from exporter.preview.scoring import (
@@ -27,13 +28,15 @@ from exporter.preview.scoring import (
     PreviewJob,
     PreviewResult,
     common_class,
-    known_price,
     left_alone_notes,
     limit_note,
+    unjudged_notes,
 )
 
 START_GRACE_SECONDS = 90.0
 """Seconds after a daemon's start in which its time of last work may only be that of its first sample."""
+MIN_WORK_SECONDS = 0.5
+"""A smaller growth of the time of last work is due to a daemon's two clocks. Steps are a second at least."""
 GpuKey = tuple[str, str]
 """Cluster and UUID."""
 WorkSample = tuple[float, frozenset[str], float]
@@ -52,6 +55,8 @@ class Pause(Struct):
     """When it worked again; None: it did not."""
     work_seconds: float = 0.0
     """Work from then until the next pause, at most: a step in which it worked counts as a whole."""
+    worked_before: float = 0.0
+    """Work since the same jobs hold it, in the same way."""
 
 
 class HeldGpu(Struct):
@@ -61,6 +66,10 @@ class HeldGpu(Struct):
     reported_work: float
     """Value of its series; differs from the last work of the pause after a restart of the daemon."""
     pauses: list[Pause]
+    work_seconds: float = 0.0
+    """All work, as in `Pause`."""
+    unobserved: list[tuple[float, float]] = []
+    """Gaps between two samples, Unix seconds."""
 
     @classmethod
     def since(cls, at: float, jobs: frozenset[str], last_work: float) -> "HeldGpu":
@@ -72,20 +81,28 @@ class HeldGpu(Struct):
         """Unix time of the latest sample."""
         return self.pauses[-1].last_seen
 
-    def see(self, at: float, last_work: float, *, restarted: bool, min_seconds: float) -> None:
+    def see(self, at: float, last_work: float, *, restarted: bool, min_seconds: float, max_gap: float) -> None:
         """Add a sample. Pauses below `min_seconds` are not kept, because there is one between any two samples."""
         pause = self.pauses[-1]
-        if last_work <= self.reported_work or restarted:
+        if at - pause.last_seen > max_gap:
+            self.unobserved.append((pause.last_seen + max_gap, at))
+        if last_work - self.reported_work < MIN_WORK_SECONDS or restarted:
             self.reported_work, pause.last_seen = last_work, at
             return
+        work_seconds = min(last_work - self.reported_work, at - pause.last_seen, max_gap)
         pause.resumed = max(pause.last_seen, min(last_work, at))
-        pause.work_seconds += min(last_work - self.reported_work, at - pause.last_seen)
+        pause.work_seconds += work_seconds
+        self.work_seconds += work_seconds
         if pause.last_seen - pause.last_work < min_seconds:
             self.pauses.pop()
             if self.pauses:
                 self.pauses[-1].work_seconds += pause.work_seconds
         self.reported_work = last_work
-        self.pauses.append(Pause(last_work, at, at))
+        self.pauses.append(Pause(last_work, at, at, worked_before=self.work_seconds))
+
+    def observed_seconds(self, start: float, end: float) -> float:
+        """Seconds of [start, end] without its gaps."""
+        return end - start - sum(max(0.0, min(end, b) - max(start, a)) for a, b in self.unobserved)
 
 
 HeldCallback = Callable[[GpuKey, HeldGpu], None]
@@ -105,18 +122,35 @@ class PauseTracker:
         self._previous: dict[GpuKey, HeldGpu] = {}
         """Holders before the current ones, who may be back."""
         self.held_seconds: dict[GpuKey, float] = defaultdict(float)
-        """Seconds between samples of the same holders, without gaps."""
+        """Seconds between samples of the same holders."""
 
-    def feed(self, gpu: GpuKey, samples: Iterable[WorkSample], *, starts: Iterable[float] = (), step: float) -> None:
-        """Add samples of one GPU; `starts`: Unix times at which its daemon started."""
-        starts, held_seconds = tuple(starts), 0.0
+    def feed(
+        self,
+        gpu: GpuKey,
+        samples: Iterable[WorkSample],
+        *,
+        starts: Iterable[float] = (),
+        scraped: Sequence[Sequence[float]] = (),
+        step: float,
+    ) -> None:
+        """Add samples of one GPU.
+
+        `starts`: Unix times at which its daemon started. `scraped`: when it was scraped without a gap, from and to.
+        """
+        starts, held_seconds, longest_absence = tuple(starts), 0.0, (_ABSENT_STEPS + 1) * step
         for at, jobs, last_work in samples:
             held = self._current.get(gpu)
+            if held is not None and at - held.last_seen > longest_absence:
+                restarted = _daemon_restarted(held, last_work, starts)
+                absent = _overlap(scraped, held.last_seen, at) > longest_absence
+                if absent and last_work > held.last_seen and not restarted:
+                    self._on_end(gpu, self._current.pop(gpu))
+                    held = None
             if held is None or held.jobs != jobs:
-                held = self._change_holders(gpu, jobs, at, last_work, longest_absence=(_ABSENT_STEPS + 1) * step)
-            held_seconds += min(at - held.last_seen, 2 * step)
+                held = self._change_holders(gpu, jobs, at, last_work, longest_absence=longest_absence)
+            held_seconds += at - held.last_seen
             restarted = _daemon_restarted(held, last_work, starts)
-            held.see(at, last_work, restarted=restarted, min_seconds=self.min_seconds)
+            held.see(at, last_work, restarted=restarted, min_seconds=self.min_seconds, max_gap=2 * step)
         self.held_seconds[gpu] += held_seconds
 
     def _change_holders(
@@ -143,6 +177,11 @@ class PauseTracker:
 def _daemon_restarted(held: HeldGpu, last_work: float, starts: tuple[float, ...]) -> bool:
     """Whether the daemon has started since, so that its time of last work is that of its first sample."""
     return any(held.last_seen < start and last_work <= start + START_GRACE_SECONDS for start in starts)
+
+
+def _overlap(periods: Sequence[Sequence[float]], start: float, end: float) -> float:
+    """Seconds of [start, end] that lie in the periods."""
+    return sum(max(0.0, min(end, b) - max(start, a)) for a, b in periods)
 
 
 def merge_holders(series: Iterable[tuple[str, Iterable[tuple[float, str]]]]) -> Iterator[WorkSample]:
@@ -186,6 +225,8 @@ class PrometheusInventory:
         self.jobs: dict[tuple[str, str], ClassifiedJob] = {}
         """Jobs by cluster and job id."""
         self.gpus: dict[GpuKey, ScrapedGpu] = {}
+        self.simulated = False
+        """Whether any daemon serves a simulated node."""
         self.mig_weights: dict[GpuKey, float] = {}
         """Share of a board of each MIG instance."""
         self.own_limits: dict[tuple[str, str], float] = {}
@@ -193,16 +234,26 @@ class PrometheusInventory:
         self.exempt_jobs: set[tuple[str, str]] = set()
         self._prices: dict[tuple[str, str, str, str], Price] = {}
         self._daemon_starts: dict[tuple[str, str, str], set[float]] = {}
+        self._scraped: dict[tuple[str, str, str], list[list[float]]] = defaultdict(list)
+        """When each daemon was scraped, from and to."""
 
     def load(self, start: float, end: float, step: float) -> None:
         """Query everything about the window."""
         window = f"[{max(1, round(end - start + step))}s]"
         self._load_jobs(window, end)
         self._load_gpus(window, end)
+        self.simulated |= any(
+            float(series.value[1]) for series in self._window_maximum("simulated", window, "cluster", end)
+        )
         for series in self._server.range_query(self._daemon_start_query(), start, end, step):
-            self._daemon_starts.setdefault(_scrape_target(series), set()).update(
-                float(value) for _, value in series.values
-            )
+            target = _scrape_target(series)
+            self._daemon_starts.setdefault(target, set()).update(float(value) for _, value in series.values)
+            periods = self._scraped[target]
+            for at, _ in series.values:
+                if periods and at - periods[-1][1] <= (_ABSENT_STEPS + 1) * step:
+                    periods[-1][1] = at
+                else:
+                    periods.append([at, at])
 
     def _load_jobs(self, window: str, end: float) -> None:
         for series in self._window_maximum("job_info", window, "cluster, job_id, name, user, workload_class", end):
@@ -217,12 +268,24 @@ class PrometheusInventory:
         for series in self._window_maximum("gpu_info", window, "cluster, job, instance, uuid, model", end):
             self.gpus[_gpu_key(series)] = ScrapedGpu(_label_value(series, "model"), _scrape_target(series))
         for series in self._server.instant_query(self._mig_share_query(window), end):
-            units = max(1, round(float(series.value[1]) * _MIG_SHARE_UNITS))
-            self.mig_weights[_gpu_key(series)] = units / _MIG_SHARE_UNITS
-        labels = "cluster, job, instance, model, currency"
-        for series in self._window_maximum("price_per_gpu_hour", window, labels, end, matcher='held="true"'):
-            price = Price(float(series.value[1]), _label_value(series, "currency"))
-            self._prices[*_scrape_target(series), _label_value(series, "model")] = price
+            weight = max(1, round(float(series.value[1]) * _MIG_SHARE_UNITS)) / _MIG_SHARE_UNITS
+            self.mig_weights[_gpu_key(series)] = max(weight, self.mig_weights.get(_gpu_key(series), 0.0))
+        self._load_prices(window, end)
+
+    def _load_prices(self, window: str, end: float) -> None:
+        """Load the prices; of a GPU whose currency changed within the window, that in the currency at its end."""
+        labels, matcher = "cluster, job, instance, model, currency", f'held="true",currency!="{NO_PRICE.currency}"'
+        found: dict[tuple[str, str, str, str], dict[str, float]] = defaultdict(dict)
+        for series in self._window_maximum("price_per_gpu_hour", window, labels, end, matcher=matcher):
+            found[_priced(series)][_label_value(series, "currency")] = float(series.value[1])
+        if any(len(prices) > 1 for prices in found.values()):
+            query = f"max by ({labels}) ({self.selector('price_per_gpu_hour', matcher)})"
+            for series in self._server.instant_query(query, end):
+                currency = _label_value(series, "currency")
+                found[_priced(series)] = {currency: found[_priced(series)].get(currency, float(series.value[1]))}
+        for key, prices in found.items():
+            currency, price = max(prices.items())
+            self._prices[key] = Price(price, currency)
 
     def _window_maximum(
         self, name: str, window: str, labels: str, at: float, *, matcher: str = ""
@@ -243,9 +306,15 @@ class PrometheusInventory:
         )
 
     def _mig_share_query(self, window: str) -> str:
-        instances = self.selector("gpu_info", 'parent!=""')
+        """Query for the growth of a MIG instance's paid time per second.
+
+        The median of five minutes each, because it may exist for part of the window only, and because the first growth
+        after a daemon's start has the time before it. Where there are too few samples for that, the mean.
+        """
+        instances, paid = self.selector("gpu_info", 'parent!=""'), self.selector("paid_seconds_total")
+        growth = f"quantile_over_time(0.5, rate({paid}[5m]){window[:-1]}:5m]) or rate({paid}{window})"
         return (
-            f"max by (cluster, uuid) (rate({self.selector('paid_seconds_total')}{window})"
+            f"max by (cluster, uuid) (({growth})"
             f" and on (cluster, job, instance, uuid) last_over_time({instances}{window}))"
         )
 
@@ -259,8 +328,12 @@ class PrometheusInventory:
     def price(self, gpu: GpuKey) -> Price | None:
         """Price per hour of an allocated GPU; None: unknown."""
         known_gpu = self.gpus.get(gpu)
-        price = None if known_gpu is None else self._prices.get((*known_gpu.target, known_gpu.model))
-        return None if price is None else known_price(price)
+        return None if known_gpu is None else self._prices.get((*known_gpu.target, known_gpu.model))
+
+    def scraped(self, gpu: GpuKey) -> Sequence[Sequence[float]]:
+        """When the GPU's daemon was scraped, from and to, Unix seconds."""
+        known_gpu = self.gpus.get(gpu)
+        return () if known_gpu is None else self._scraped.get(known_gpu.target, ())
 
     def daemon_starts(self, gpu: GpuKey) -> set[float]:
         """Unix times at which the GPU's daemon started."""
@@ -276,6 +349,11 @@ def add_matchers(name: str, selector: str, matcher: str = "") -> str:
 
 def _label_value(series: PrometheusSeries, name: str) -> str:
     return series.metric.get(name, "")
+
+
+def _priced(series: PrometheusSeries) -> tuple[str, str, str, str]:
+    """Scrape target and model."""
+    return *_scrape_target(series), _label_value(series, "model")
 
 
 def _gpu_key(series: PrometheusSeries) -> GpuKey:
@@ -384,7 +462,8 @@ class PrometheusPreview:
         for row in self._server.range_query(self._inventory.per_holder(LAST_WORK_METRIC), start, end, step):
             series[_gpu_key(row)].append((_label_value(row, "job_id"), row.values))
         for gpu, rows in series.items():
-            self._tracker.feed(gpu, merge_holders(rows), starts=self._inventory.daemon_starts(gpu), step=step)
+            starts, scraped = self._inventory.daemon_starts(gpu), self._inventory.scraped(gpu)
+            self._tracker.feed(gpu, merge_holders(rows), starts=starts, scraped=scraped, step=step)
 
     def _judge(self, gpu: GpuKey, held: HeldGpu) -> None:
         """Score one GPU while the same jobs held it, in every row."""
@@ -398,13 +477,14 @@ class PrometheusPreview:
             self._exempt_jobs |= exempt
             return
         for row, scorer in zip(self._rows, self._scorers, strict=True):
-            self._score(gpu, held, self._longest_limit(gpu[0], held.jobs, row.policy), scorer)
-        self._score(gpu, held, PLAIN_SECONDS, self._plain_scorer)
+            self._score(gpu, held, partial(self._longest_limit, gpu[0], held.jobs, row.policy), scorer)
+        self._score(gpu, held, lambda _: PLAIN_SECONDS, self._plain_scorer)
 
-    def _score(self, gpu: GpuKey, held: HeldGpu, limit: float, scorer: EpisodeScorer) -> None:
-        """Reclaim the GPU in the first pause that reaches the limit."""
+    def _score(self, gpu: GpuKey, held: HeldGpu, limit_of: Callable[[Pause], float], scorer: EpisodeScorer) -> None:
+        """Reclaim the GPU in the first pause that reaches its limit."""
         end = held.last_seen
         for number, pause in enumerate(held.pauses):
+            limit = limit_of(pause)
             start = max(pause.last_work + limit, pause.first_seen)
             if pause.last_seen < pause.last_work + limit or start >= end:
                 continue
@@ -415,7 +495,7 @@ class PrometheusPreview:
                     workload_class=common_class(self._class_of((gpu[0], job)) for job in held.jobs),
                     start=start,
                     seconds=end - start,
-                    observed_seconds=end - start,
+                    observed_seconds=held.observed_seconds(start, end),
                     work_seconds=sum(each.work_seconds for each in held.pauses[number:]),
                     worked_after=None if pause.resumed is None else pause.resumed - start,
                     weight=self._inventory.mig_weights.get(gpu, 1.0),
@@ -424,17 +504,19 @@ class PrometheusPreview:
             )
             return
 
-    def _longest_limit(self, cluster: str, jobs: frozenset[str], policy: Policy) -> float:
-        """The longest limit of the jobs that hold a GPU."""
-        return max(self._job_limit((cluster, job), policy) for job in jobs)
+    def _longest_limit(self, cluster: str, jobs: frozenset[str], policy: Policy, pause: Pause) -> float:
+        """The longest limit of the jobs that hold a GPU, for one pause."""
+        worked = pause.worked_before >= policy.zombie_worked_seconds
+        return max(self._job_limit((cluster, job), policy, worked=worked) for job in jobs)
 
-    def _job_limit(self, key: tuple[str, str], policy: Policy) -> float:
-        """Limit of a job: its own, which no row changes, else its class's."""
+    def _job_limit(self, key: tuple[str, str], policy: Policy, *, worked: bool) -> float:
+        """Limit of a job: its own, which no row changes, else its class's; longer for a batch job that has worked."""
         own_limit = self._inventory.own_limits.get(key)
         if own_limit is not None:
             self._jobs_with_own_limit.add(key[1])
             return own_limit
-        return zombie_seconds(policy, self._class_of(key))
+        limit = zombie_seconds(policy, self._class_of(key))
+        return limit * policy.zombie_worked_factor if worked and limit == policy.zombie_batch_seconds else limit
 
     def _class_of(self, key: tuple[str, str]) -> str:
         known_job = self._inventory.jobs.get(key)
@@ -447,7 +529,7 @@ class PrometheusPreview:
     def result(self, source: str, end: float) -> PreviewResult:
         """Return the result."""
         return PreviewResult(
-            source=source,
+            source=f"{source} (SIMULATED)" if self._inventory.simulated else source,
             since=self._start,
             until=end,
             gpu_hours_held=self._held_seconds() / HOUR_SECONDS,
@@ -467,3 +549,5 @@ class PrometheusPreview:
         if self._jobs_with_own_limit:
             yield limit_note(self._jobs_with_own_limit)
         yield from left_alone_notes(self._exempt_jobs, " at some time, left alone", self._unknown_gpus)
+        yield from unjudged_notes((*(scorer.score() for scorer in self._scorers), self._plain_scorer.score()))
+        yield from self._server.remarks

@@ -1,17 +1,21 @@
 """Queries the HTTP API of Prometheus for `preview` and `report`, with an error message for each way to fail."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Self
 
 import httpx
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, field
 
 from exporter.redact import redact_secrets
+from exporter.tls import public_context
 
 _HTTP_DENIED = (401, 403)
 _HTTP_TOO_MUCH = (413, 422, 503)
 _HTTP_SERVER_ERROR = 500
+MAX_WARNINGS = 3
+_HARMLESS_WARNING = "PromQL info"
+"""Prometheus 2 has its remarks on a query's style among the warnings, Prometheus 3 in a list of their own."""
 TIMEOUT_SECONDS = 120.0
 """Seconds; Prometheus' own limit for one query."""
 
@@ -36,6 +40,9 @@ class _QueryResponse(Struct, frozen=True):
     status: str
     data: _QueryData | None = None
     error: str = ""
+    warnings: tuple[str, ...] = ()
+    partial: bool = field(name="isPartial", default=False)
+    """VictoriaMetrics: some of its storage did not answer. Thanos has a warning instead."""
 
 
 class PrometheusClient:
@@ -44,7 +51,8 @@ class PrometheusClient:
     def __init__(self, url: str, headers: Mapping[str, str] | None = None) -> None:
         self._url = url.rstrip("/")
         self._shown_url = redact_secrets(self._url)
-        self._client = httpx.Client(timeout=TIMEOUT_SECONDS, headers=dict(headers or {}))
+        self._client = httpx.Client(timeout=TIMEOUT_SECONDS, headers=dict(headers or {}), verify=public_context())
+        self._warnings: dict[str, None] = {}
         self._decode = msgspec.json.Decoder(_QueryResponse).decode
 
     def instant_query(self, query: str, at: float) -> list[PrometheusSeries]:
@@ -92,7 +100,21 @@ class PrometheusClient:
         if answer.status != "success" or answer.data is None:
             less = ": ask for less with --since, --step or --match" if status in _HTTP_TOO_MUCH else ""
             raise PrometheusError(f"{self._shown_url} refused a query: {_one_line(answer.error)}{less}")
+        self._warnings |= dict.fromkeys(
+            _one_line(text) for text in answer.warnings if not text.startswith(_HARMLESS_WARNING)
+        )
+        if answer.partial:
+            self._warnings["some of its storage did not answer (isPartial)"] = None
         return answer.data.result
+
+    @property
+    def remarks(self) -> Iterator[str]:
+        """A sentence for each warning in the answers so far, the first few of them: data may be missing."""
+        for number, text in enumerate(self._warnings):
+            if number == MAX_WARNINGS:
+                yield f"{self._shown_url} gave {len(self._warnings) - number} more warnings"
+                return
+            yield f"{self._shown_url} warned, so figures may be too low: {text}"
 
     def __enter__(self) -> Self:
         return self

@@ -23,7 +23,7 @@ from exporter.http_body import ACCEPTED, BodyError, read_body
 from exporter.redact import redact_secrets
 from exporter.report.text import printable
 from exporter.report.usage import latest_records
-from exporter.tls import client_context
+from exporter.tls import client_context, public_context
 
 TIMEOUT_SECONDS = 10.0
 UNIX = "unix:"
@@ -138,9 +138,9 @@ def query_parameters(wanted: JobRecordQuery) -> dict[str, str]:
     return filters | times | {"limit": str(min(wanted.limit, _MAX_RECORDS))}
 
 
-def _tls_verification(ca_file: Path | None, key: str) -> ssl.SSLContext | bool:
+def _tls_verification(ca_file: Path | None, key: str) -> ssl.SSLContext:
     if ca_file is None:
-        return True
+        return public_context()
     try:
         return client_context(f"{ca_file}")
     except (OSError, ssl.SSLError) as err:

@@ -121,6 +121,8 @@ class ReservationAdvice(Struct, frozen=True, kw_only=True):
     job_sizes: tuple[JobSizeUse, ...]
     queued: float | None
     """Mean number of GPUs that pending jobs requested; None if no `gpu-efficiency cluster` is scraped."""
+    notes: tuple[str, ...] = ()
+    """Warnings of the Prometheus."""
 
     @property
     def weeks(self) -> int:

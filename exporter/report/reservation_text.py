@@ -201,3 +201,4 @@ def _assumptions(advice: ReservationAdvice) -> Iterator[str]:
         yield "not known: the queue; gpu-efficiency cluster would export it"
     else:
         yield f"pending jobs requested {gpu_count(advice.queued)} GPUs on average: they are not in the numbers above"
+    yield from advice.notes

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from exporter.connections import is_loopback
 from exporter.http_body import ACCEPTED, BodyError, read_body
 from exporter.redact import redact_secrets
-from exporter.tls import client_context
+from exporter.tls import client_context, public_context
 from exporter.top.view import PolledNode
 from exporter.urls import complete_url
 from exporter.web.api import AccountsOut, GpusOut, JobsOut, Problem, ReceiptsOut
@@ -72,10 +72,10 @@ def parse_target(url: str, *, headers: Mapping[str, str], ca_file: Path | None) 
     return NodeTarget(url=full_url, headers=dict(headers), ca_file=ca_file)
 
 
-def tls_verification(ca_file: Path | None) -> ssl.SSLContext | bool:
-    """Return httpx' `verify` for a CA file, or its default. Raises OSError, NodeAddressError."""
+def tls_verification(ca_file: Path | None) -> ssl.SSLContext:
+    """Return httpx' `verify` for a CA file, or the system's certificates. Raises OSError, NodeAddressError."""
     if ca_file is None:
-        return True
+        return public_context()
     try:
         return client_context(f"{ca_file}")
     except ssl.SSLError as err:

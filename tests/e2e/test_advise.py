@@ -11,6 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from exporter.cli import main
+from exporter.preview.prometheus import PrometheusClient
 from exporter.report.reservation import JOB_SIZES
 from tests.dashboards.past import Past, Series, named, prometheus, rules
 
@@ -122,6 +123,12 @@ def _ask(past: Past, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
 
 def of(cluster: str, end: int = END) -> str:
     return f'--match cluster="{cluster}" --at {end} --reserved-price {RESERVED} --on-demand-price {ON_DEMAND}'
+
+
+def test_warnings_of_the_prometheus_are_said(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PrometheusClient, "remarks", property(lambda _: iter(["no store"])))
+    assert json.loads(ask(f"{of('a')} --json"))["notes"] == ["no store"]
+    assert "no store" in ask(of("a")).splitlines()[-1]
 
 
 def test_the_number_with_least_cost_is_found_by_the_rules_series(ask: Ask) -> None:

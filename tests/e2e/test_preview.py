@@ -69,6 +69,7 @@ FLEET = (
     Stay(uuid="MIG-7", job="48", share=3 / 7),
     Stay(uuid="GPU-8", job="41", cluster="b", again=80, node="n9"),
     Stay(uuid="GPU-9", job="unknown"),
+    Stay(uuid="MIG-9", job="49", start=120, end=240, share=3 / 7, cluster="mig"),
 )
 ASKED_FOR = {
     f"gpu_efficiency_{name}"
@@ -90,7 +91,8 @@ def tell_stay(samples: Series, stay: Stay, minute: int) -> None:
     put(samples, "gpu_efficiency_last_work_timestamp_seconds", gpu, BEGIN + 60 * stay.worked(minute), minute)
     parent = {"parent": "GPU-7" if stay.share < 1 else ""}
     put(samples, "gpu_efficiency_gpu_info", gpu | {"model": H100} | parent, 1, minute)
-    put(samples, "gpu_efficiency_paid_seconds_total", gpu, 60.0 * stay.share * minute, minute)
+    paid = minute - stay.start + (60 if stay.cluster == "mig" and minute >= 180 else 0)  # an hour at a daemon's start
+    put(samples, "gpu_efficiency_paid_seconds_total", gpu, 60.0 * stay.share * paid, minute)
     who = {"job_id": stay.job, "name": f"train-{stay.job}", "user": "ada", "workload_class": stay.kind}
     put(samples, "gpu_efficiency_job_info", page | who, 1, minute)
     if stay.limit is not None:
@@ -190,8 +192,8 @@ TRIED = "--policy zombie.batch=15m --policy zombie.interactive=1h"
 def test_each_row_frees_and_hits_what_the_fleet_did(ask: Callable[[str], dict[str, Any]]) -> None:
     found = ask(f"{IN_A} {TRIED}")
     before, after = found["rows"]
-    # GPU-0 from minute 90, GPU-3 from 50 (its own limit), GPU-5 from 30, three sevenths of MIG-7 from 30.
-    rightly = (270 + 310 + 330 + 330 * 3 / 7) / 60
+    # GPU-0 from minute 120 (it has worked), GPU-3 from 50 (its own limit), GPU-5 from 30, 3/7 of MIG-7 from 30.
+    rightly = (240 + 310 + 330 + 330 * 3 / 7) / 60
     assert (before["episodes"], before["jobs_reclaimed"], before["jobs_hit"]) == (5, 5, 1)
     assert before["gpu_hours_freed"] == pytest.approx(rightly, abs=0.02)
     assert before["gpu_hours_wrongly_freed"] == pytest.approx(4.0), "the rest of its hold"
@@ -199,9 +201,9 @@ def test_each_row_frees_and_hits_what_the_fleet_did(ask: Callable[[str], dict[st
     assert {kind["label"]: (kind["episodes"], kind["jobs_hit"]) for kind in before["by_class"]} == {
         "batch": (4, 0), "interactive": (1, 1),
     }  # fmt: skip
-    # A quarter of an hour more of GPU-0, GPU-5 and MIG-7, five minutes of GPU-2, an hour more of GPU-1.
+    # Half an hour more of GPU-0, a quarter of GPU-5 and MIG-7, five minutes of GPU-2, an hour more of GPU-1.
     assert (after["episodes"], after["jobs_reclaimed"], after["jobs_hit"]) == (6, 6, 1)
-    assert after["gpu_hours_freed"] == pytest.approx(rightly + (15 + 15 + 15 * 3 / 7 + 5) / 60, abs=0.02)
+    assert after["gpu_hours_freed"] == pytest.approx(rightly + (30 + 15 + 15 * 3 / 7 + 5) / 60, abs=0.02)
     assert after["gpu_hours_wrongly_freed"] == pytest.approx(5.0)
     # The plain rule: GPU-3, GPU-5 and MIG-7, an hour each.
     assert (found["plain_rule"]["episodes"], found["plain_rule"]["jobs_hit"]) == (3, 0)
@@ -218,8 +220,15 @@ def test_the_job_that_is_hit_has_a_name_and_a_time(ask: Callable[[str], dict[str
 
 def test_money_is_what_the_nodes_say_and_none_where_they_have_no_price(ask: Callable[[str], dict[str, Any]]) -> None:
     before, _ = ask(f"{IN_A} {TRIED}")["rows"]
-    assert before["money_freed"] == {"USD": pytest.approx(4 * (270 + 310 + 330 * 3 / 7) / 60, abs=0.1)}
+    assert before["money_freed"] == {"USD": pytest.approx(4 * (240 + 310 + 330 * 3 / 7) / 60, abs=0.1)}
     assert before["money_wrongly_freed"] == {"USD": pytest.approx(16.0)}
+
+
+def test_a_mig_instance_that_exists_for_a_while_has_its_whole_share(ask: Callable[[str], dict[str, Any]]) -> None:
+    found = ask(f"{TRIED} --match 'cluster=\"mig\"'")
+    assert found["gpu_hours_held"] == pytest.approx(2 * 3 / 7)
+    assert found["rows"][0]["gpu_hours_freed"] == pytest.approx(1.5 * 3 / 7)
+    assert found["rows"][0]["money_freed"] == {"USD": pytest.approx(1.5 * 3 / 7 * 4)}
 
 
 def test_what_no_row_moves_is_said(ask: Callable[[str], dict[str, Any]]) -> None:
@@ -234,12 +243,7 @@ def test_what_no_row_moves_is_said(ask: Callable[[str], dict[str, Any]]) -> None
 def test_the_pages_of_a_node_and_its_recording_give_the_same_answer(
     ask: Callable[[str], dict[str, Any]], tmp_path: Path, tried: str
 ) -> None:
-    """Work that is lost differs: its page does not say how much of a minute was work.
-
-    Nor that a job has worked for long and may rest longer: that is switched off.
-    """
-    (tmp_path / "plain.toml").write_text("[policy]\nzombie_worked_factor = 1\n")
-    tried = f"{tried} --config {tmp_path / 'plain.toml'}"
+    """Work that is lost differs: its page does not say how much of a minute was work."""
     with TraceWriter(tmp_path / "node.jsonl", TraceHeader()) as trace:
         for observation in node():
             trace.append(observation)

@@ -19,6 +19,7 @@ from exporter.core.model import Owner, TrainingReport
 from exporter.core.pipeline import advance
 from exporter.core.prices import Price, Terms
 from exporter.core.snapshot import DaemonMetadata, take_snapshot
+from exporter.preview.prometheus import PrometheusClient
 from tests.dashboards.past import prometheus
 from tests.e2e.running import ROOT, Page
 from tests.report.commands import run
@@ -264,6 +265,11 @@ def test_what_could_not_be_seen_is_said(ask: Ask) -> None:
     assert "began anew in the run: n2" in said
     assert "speaks of 24 GPUs, 16 were seen" in said
     assert "reports speak of 75.1 % of its GPU time" in said
+
+
+def test_warnings_of_the_prometheus_are_said(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PrometheusClient, "remarks", property(lambda _: iter(["no store"])))
+    assert ask("41")["unseen"][-1] == "no store"
 
 
 def test_a_server_and_a_node_that_died(ask: Ask) -> None:

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
+from exporter.preview.prometheus import PrometheusClient
 from tests.dashboards.past import Past, prometheus, rules
 from tests.e2e.running import ROOT
 from tests.report.commands import run
-from tests.report.sum_counters import END, MINUTE, by_hand, reloaded
+from tests.report.sum_counters import END, MINUTE, SILENT, SILENT_END, by_hand, reloaded, silent
 from tests.report.sum_fleets import BEGIN, HOUR, HOUR_MS, Fleet, pages, taught, tidal, trained
 
 pytestmark = pytest.mark.e2e
@@ -46,6 +47,8 @@ def _past(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Past]:
             past.write(pages(fleet, cluster))
         past.write(by_hand())
         past.write(reloaded())
+        past.write(silent("silent"))
+        past.write(silent("booted", booted=240))
         yield past
 
 
@@ -299,3 +302,59 @@ def test_what_cannot_be_had_is_said_in_one_line(
     status, out, err = run(f"--quiet --prometheus {past.url} {words}")
     assert (status != 0, out, len(err.splitlines())) == (True, "", 1)
     assert said in err
+
+
+def test_warnings_of_the_prometheus_are_said(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PrometheusClient, "remarks", property(lambda _: iter(["no store"])))
+    assert json.loads(ask(f"{of('carpenter')} --json"))["unseen"][-1] == "no store"
+
+
+# -- a daemon that was not scraped for long --
+
+
+def of_silent(start: int, end: int, *, cluster: str = "silent", match: str = "", words: str = "--all") -> str:
+    """The nodes of which one was not scraped for a while, between two minutes."""
+    matched = f"--match 'cluster=\"{cluster}\"{match}'"
+    return f"{words} {matched} --since {(end - start) * MINUTE}s --at {BEGIN + end * MINUTE} --json"
+
+
+@pytest.mark.parametrize("every", ["hour", "day"])
+def test_periods_add_up_across_a_gap_of_scrapes_that_begins_in_one_and_ends_in_another(ask: Ask, every: str) -> None:
+    found = json.loads(ask(f"{of_silent(0, SILENT_END)} --every {every}"))
+    assert (found["whole"]["gpu_hours"], found["whole"]["money"]) == (pytest.approx(64), pytest.approx(128))
+    assert found["whole"]["energy_kwh"] == pytest.approx(2 * 8.0)
+    assert sum(each["gpu_hours"] for each in found["trend"]) == pytest.approx(64)
+    told = any("not scraped for over an hour" in line for line in found["unseen"])
+    assert told == (every == "hour")
+
+
+def test_the_time_of_a_gap_is_in_the_period_of_the_next_scrape(ask: Ask) -> None:
+    hours = json.loads(ask(f"{of_silent(0, SILENT_END)} --every hour"))["trend"]
+    last, _ = SILENT
+    of_n2 = [4.0, 4 * (last - 60) / 60, 0, 0, 4 * (300 - last) / 60, 4.0, 4.0, 4.0]
+    assert [each["gpu_hours"] for each in hours] == [pytest.approx(4 + gpu_hours) for gpu_hours in of_n2]
+
+
+def test_a_gap_counts_for_the_job_of_that_node_and_for_no_other(ask: Ask) -> None:
+    for user, match in (("ada", ""), ("bob", ""), ("bob", ',instance="n2:19400"')):
+        found = json.loads(ask(f"{of_silent(0, SILENT_END, match=match, words=f'--user {user}')} --every hour"))
+        assert found["whole"]["gpu_hours"] == pytest.approx(32)
+
+
+def test_reports_on_both_sides_of_a_moment_in_a_gap_add_up_and_each_has_its_share(ask: Ask) -> None:
+    before, after = (json.loads(ask(of_silent(*times))) for times in ((0, 180), (180, 480)))
+    assert before["whole"]["gpu_hours"] + after["whole"]["gpu_hours"] == pytest.approx(64)
+    assert before["whole"]["gpu_hours"] == pytest.approx(24, abs=4 * 5 / 60), "a gap's limits are known to five minutes"
+    assert after["fleet"]["gpus"] == pytest.approx(8, rel=0.02)
+
+
+def test_a_counter_that_begins_at_0_after_the_gap_counts_from_there(ask: Ask) -> None:
+    """A node that boots while it is not scraped."""
+    for every in ("hour", "day"):
+        found = json.loads(ask(f"{of_silent(0, SILENT_END, cluster='booted')} --every {every}"))
+        assert found["whole"]["gpu_hours"] == pytest.approx(32 + 4 * (100 + 240) / 60, rel=0.005)
+
+
+def test_parts_of_a_period_that_begin_in_a_gap_lose_nothing(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("exporter.report.usage_prometheus.MAX_SAMPLES_READ", 20_000)
+    assert json.loads(ask(f"{of_silent(0, SILENT_END)} --every day"))["whole"]["gpu_hours"] == pytest.approx(64)

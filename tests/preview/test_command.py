@@ -7,11 +7,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from exporter.preview.scoring import WIDTH
 from exporter.trace import TraceHeader, TraceWriter
 from tests.preview.commands import preview
-from tests.worlds import JOB, RESTING, WORKING, device, first, held, reading, seen
+from tests.worlds import JOB, RESTING, WORKING, S, device, first, held, reading, seen
 
 ASKED = "--policy zombie.batch=15m,45m"
 CLOSED = "http://127.0.0.1:1"
@@ -26,12 +27,15 @@ Answer = tuple[int, str, bytes]
 
 @pytest.fixture(name="trace")
 def _trace(tmp_path: Path) -> Path:
-    """A trace of an hour without work, then work; not simulated."""
-    path = tmp_path / "node.jsonl.gz"
-    with TraceWriter(path, TraceHeader(host="n1"), flush_every=0) as trace:
-        trace.append(first([device()], [held(owner=JOB)]))
+    return record(tmp_path / "node.jsonl.gz", "n1")
+
+
+def record(path: Path, host: str) -> Path:
+    """Write a trace of an hour without work, then work; not simulated."""
+    with TraceWriter(path, TraceHeader(host=host), flush_every=0) as trace:
+        trace.append(replace(first([device()], [held(owner=JOB)]), wall=0))
         for at in range(60, 4201, 60):
-            trace.append(seen(at, reading(at - 60, at, RESTING if at <= 3600 else WORKING)))
+            trace.append(replace(seen(at, reading(at - 60, at, RESTING if at <= 3600 else WORKING)), wall=at * S))
     return path
 
 
@@ -95,7 +99,8 @@ def test_one_table_shows_what_each_threshold_frees_and_hits(trace: Path, prices:
 
 
 def test_json_has_the_same_figures(trace: Path, prices: Path) -> None:
-    status, out, _ = preview(f"{trace} {trace} {ASKED} --json --config {prices}")
+    other = record(trace.parent / "other.jsonl.gz", "n2")
+    status, out, _ = preview(f"{trace} {other} {ASKED} --json --config {prices}")
     found = json.loads(out)
     assert (status, [row["label"] for row in found["rows"]]) == (
         0,
@@ -107,6 +112,14 @@ def test_json_has_the_same_figures(trace: Path, prices: Path) -> None:
     assert (row["precision"], row["by_class"][0]["label"], row["by_class"][0]["jobs_hit"]) == (0.0, "batch", 1)
     assert (found["plain_rule"]["episodes"], "more than 1 %" in found["definition"]) == (0, True)
     assert [(hit["job_id"], hit["user"], hit["gpus"]) for hit in row["hits"]] == [("41", "ada", ["GPU-0"])]
+
+
+def test_two_recordings_of_one_node_and_the_same_time_are_refused(trace: Path) -> None:
+    copy = trace.with_name("copy.jsonl.gz")
+    copy.write_bytes(trace.read_bytes())
+    status, out, err = preview(f"{trace} {copy} {ASKED}")
+    assert (status, out, len(err.splitlines())) == (1, "", 1)
+    assert f"{trace} begins 1970-01-01 00:00 UTC, before {copy} of the same node n1 ends (1970-01-01 01:10 UTC)" in err
 
 
 def test_the_configured_policy_is_the_baseline(trace: Path, tmp_path: Path) -> None:
@@ -202,6 +215,20 @@ def test_an_answer_that_cannot_be_used_is_status_1_and_one_line(
     found, out, err = preview(f"--prometheus {url}/ {ASKED} --match '{{a=\"b\"}}'")
     assert (found, out, len(err.splitlines())) == (1, "", 1)
     assert why in err
+
+
+def test_a_warning_of_the_server_is_a_note_and_a_remark_on_a_query_is_none(
+    says: Callable[[int, str, bytes], str],
+) -> None:
+    """Thanos gives what its live stores have, VictoriaMetrics what its live storage nodes have."""
+    result = b'"data":{"result":[{"metric":{},"value":[1,"1"]}]}'
+    warned = b'"warnings":["no\\nstore","PromQL info: metric might not be a counter"],"infos":["PromQL info: such"]'
+    url = says(200, "application/json", b'{"status":"success","isPartial":true,' + warned + b"," + result + b"}")
+    found, out, _ = preview(f"--prometheus {url.replace('//', '//ops:s3cret@')} {ASKED} --json --quiet")
+    notes = [note for note in json.loads(out)["notes"] if "warned" in note]
+    assert found == 0
+    assert [note.partition(": ")[2] for note in notes] == ["no store", "some of its storage did not answer (isPartial)"]
+    assert ("s3cret" in out, json.loads(out)["source"].startswith("Stored in http://")) == (False, True)
 
 
 def test_headers_are_sent_from_the_line_and_from_a_file(says: Callable[[int, str, bytes], str], tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ def test_what_is_asked_for_is_in_the_catalogue() -> None:
     facts.load(0, 3600, 60)
     have = {metric.name: set(metric.labels) for metric in METRICS}
     queries = [*listener.asked, facts.per_holder(LAST_WORK_METRIC)]
-    assert len(queries) == 8
+    assert len(queries) == 9
     for query in queries:
         names = set(NAME.findall(query))
         assert names - have.keys() == set(), query

@@ -19,7 +19,12 @@ GPU = ("a", "GPU-0")
 ADA, BOB = frozenset({"41"}), frozenset({"42"})
 
 
-def holds(*parts: Sequence[WorkSample], starts: Sequence[float] = (), shortest: float = 100.0) -> list[HeldGpu]:
+def holds(
+    *parts: Sequence[WorkSample],
+    starts: Sequence[float] = (),
+    scraped: Sequence[Sequence[float]] = (),
+    shortest: float = 100.0,
+) -> list[HeldGpu]:
     """Who held the GPU, of samples fed in parts, in order of time."""
     found: list[HeldGpu] = []
 
@@ -30,7 +35,7 @@ def holds(*parts: Sequence[WorkSample], starts: Sequence[float] = (), shortest: 
     tracker = PauseTracker(judge)
     tracker.min_seconds = shortest
     for part in parts:
-        tracker.feed(GPU, part, starts=starts, step=60)
+        tracker.feed(GPU, part, starts=starts, scraped=scraped, step=60)
     tracker.end()
     return sorted(found, key=lambda held: held.pauses[0].first_seen)
 
@@ -106,11 +111,51 @@ def test_short_rests_are_not_told_of() -> None:
     assert told(samples) == []
 
 
-def test_time_held_leaves_out_gaps_and_changes_of_holder() -> None:
+def test_time_held_leaves_out_changes_of_holder_and_not_a_gap_with_the_same_one_on_both_sides() -> None:
     rests = PauseTracker(lambda _gpu, _held: None)
     samples = [*same(range(0, 601, 60), ADA, 0.0), *same(range(660, 1201, 60), BOB, 650.0), (9000.0, BOB, 650.0)]
     rests.feed(GPU, samples, step=60)
-    assert rests.held_seconds == {GPU: 600.0 + 540.0 + 120.0}
+    assert rests.held_seconds == {GPU: 600.0 + 540.0 + 7800.0}
+
+
+BACK = [*same(range(0, 601, 60), ADA, 0.0), *same(range(7200, 7801, 60), ADA, 7190.0)]
+"""A job that has the GPU again after 110 minutes; by the second sample it last worked ten seconds before."""
+
+
+def test_a_job_that_left_a_gpu_and_has_it_again_holds_it_anew() -> None:
+    """Its daemon was scraped meanwhile. The moment of its allocation is no work."""
+    left, back = holds(BACK, scraped=[(0.0, 7800.0)])
+    assert (left.last_seen, left.pauses[-1].resumed, left.work_seconds) == (600.0, None, 0.0)
+    assert (back.pauses[0].first_seen, back.last_seen, back.work_seconds) == (7200.0, 7800.0, 0.0)
+    tracker = PauseTracker(lambda _gpu, _held: None)
+    tracker.feed(GPU, BACK, scraped=[(0.0, 7800.0)], step=60)
+    assert tracker.held_seconds == {GPU: 1200.0}
+
+
+def test_a_job_whose_daemon_is_not_scraped_has_not_left_and_worked_at_some_time() -> None:
+    """A daemon that starts anew knows who holds its GPUs a moment later than it is scraped."""
+    (held,) = holds(BACK, scraped=[(0.0, 600.0), (7080.0, 7800.0)])
+    assert (held.pauses[0].resumed, held.work_seconds) == (7190.0, 120.0)
+    assert (held.observed_seconds(0.0, 7800.0), held.observed_seconds(300.0, 7000.0)) == (600 + 120 + 600, 300 + 120)
+
+
+def test_a_scheduler_that_is_silent_for_long_ends_no_hold() -> None:
+    samples = [*same(range(0, 601, 60), ADA, 0.0), *same(range(7200, 7801, 60), ADA, 0.0)]
+    assert len(holds(samples, scraped=[(0.0, 7800.0)])) == 1
+
+
+def test_the_jitter_of_a_clock_is_no_work_and_a_second_in_each_short_step_is() -> None:
+    jittered = [(float(at), ADA, 0.0009 * (at // 60 % 3)) for at in range(0, 7201, 60)]
+    (held,) = holds([*jittered, (7260.0, ADA, 7250.0)])
+    assert [(pause.last_seen, pause.resumed) for pause in held.pauses] == [(7200.0, 7250.0), (7260.0, None)]
+    (busy,) = holds([(float(at), ADA, at - 0.0009 * (at % 3)) for at in range(100)])
+    assert busy.work_seconds == pytest.approx(99, abs=0.1)
+
+
+def test_a_pause_has_the_work_before_it_also_that_between_pauses_too_short_to_keep() -> None:
+    works = [(float(at), ADA, float(at)) for at in range(0, 601, 60)]
+    (held,) = holds([*works, *same(range(660, 1201, 60), ADA, 600.0)])
+    assert [pause.worked_before for pause in held.pauses] == [600.0]
 
 
 def test_work_after_a_pause_adds_up_at_most_and_short_pauses_are_not_kept() -> None:
