@@ -276,6 +276,13 @@ def detect_recomputation(span: Span, left: int) -> int:
     return min(left - span.model_ppm, span.credit.available(RECOMPUTATION, span.ms))
 
 
+def detect_padding(span: Span, left: int) -> int:
+    """Tensor work that neither the model's FLOPs nor recomputation explain; 0 while a log leaves open what it is."""
+    if span.model_ppm is None or span.credit is None or not span.credit.explained:
+        return 0
+    return left - span.model_ppm
+
+
 def detect_rework(span: Span, left: int) -> int:
     """FLOPs of repeated steps; if FLOPs are not reported, all tensor work during repeated steps."""
     credit = span.credit
@@ -466,7 +473,7 @@ LEAKS: tuple[Leak, ...] = (
         colour="#609AE7"),
     Leak("padding", "emfu", "tensor work on padding: in sequences, in tiles, and in expert slots that no token fills",
         pools=(TENSOR,), evidence="reported", signs=(REPORTING,), team="data",
-        detector=lambda span, left: 0 if span.model_ppm is None else left - span.model_ppm,
+        detector=detect_padding,
         watch="padding share of tokens", fix="pack sequences; sizes that fit the tiles", colour="#4370BD"),
     Leak("rework", "emfu", "steps run a second time after a restart: they came after the last checkpoint",
         pools=(TENSOR,), evidence="reported", detector=detect_rework, signs=(REPORTING,), balance=REPEATED,

@@ -23,6 +23,8 @@ JOULE = 1_000
 
 DTYPES = ("bf16", "fp16", "tf32", "fp8", "fp4")
 """Number formats of tensor work; the peak FLOP/s depends on the format, 16-bit being the reference."""
+NARROW_DTYPES = ("fp8", "fp4")
+"""Formats that training uses for the products with weights only; attention and other products stay in 16 bits."""
 PHASES = (
     "startup", "restore", "data", "compute", "communication", "bubble", "checkpoint", "evaluation", "idle",
 )  # fmt: skip

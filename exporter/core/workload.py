@@ -13,6 +13,7 @@ from msgspec import Struct, field
 from exporter.core.collectives import CommunicationLine
 from exporter.core.model import (
     MS,
+    NARROW_DTYPES,
     NEVER,
     PPM,
     SECOND,
@@ -86,6 +87,8 @@ class WorkloadCredit(Struct, eq=False):
     """When a process that uses this GPU last reported."""
     recompute: int = 0
     """Share of tensor work due to recomputation, ppm."""
+    explained: bool = True
+    """What tensor work beyond the reported FLOPs and recomputation is: padding. Otherwise it may be useful."""
     model_rate: float = 0.0
     """Recent maximum of the tensor time at the peak that reports account for, per time."""
     rework: bool = False
@@ -159,6 +162,7 @@ class WorkloadCredit(Struct, eq=False):
         if report.model_flops is None or not peak:
             return
         self.known.add(MODEL)
+        self.explained = not report.each or _names_all_work(report)
         unpadded = 1.0 - (report.padding or 0.0) / report.tokens if report.tokens else 1.0
         model = flops_at_peak(report, device) * unpadded * seen / gpus / peak * SECOND * weight / PPM
         # A step that stalled has a low rate, and must not cut what the steps before it left.
@@ -259,6 +263,12 @@ def flops_at_peak(report: TrainingReport, device: Device) -> float:
     """Model FLOPs in the report's number format that take as long at the peak as its FLOPs in all formats."""
     flops, peak, slower = report.model_flops or 0.0, peak_flops_of(device, report.dtype), peak_flops_of(device)
     return flops + (report.model_flops_16bit or 0.0) * (peak / slower - 1.0) if slower else flops
+
+
+def _names_all_work(report: TrainingReport) -> bool:
+    """Whether it names its recomputation, and, if most of its work is in a narrow format, the 16-bit part."""
+    recomputation = bool(report.recompute) or report.hardware_flops is not None
+    return recomputation and (report.dtype not in NARROW_DTYPES or report.model_flops_16bit is not None)
 
 
 def _phase_times(report: TrainingReport) -> tuple[int, ...]:

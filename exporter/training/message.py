@@ -9,6 +9,8 @@ from typing import Annotated, Final, Literal
 import msgspec
 from msgspec import Meta, Struct
 
+from exporter.core.model import NARROW_DTYPES
+
 OUTCOMES = {
     "taken": "accepted",
     "malformed": "not a valid message of this version",
@@ -227,15 +229,12 @@ def model_flops_16bit(message: Message) -> float | None:
     Recipes for FP8 and FP4 convert linear layers; the products of attention stay in 16 bits unless they are asked for
     (Transformer Engine's `fp8_dpa` is off by default; torchao converts `nn.Linear` alone).
     """
-    if message.model_flops_16bit is not None or message.dtype not in _NARROW:
+    if message.model_flops_16bit is not None or message.dtype not in NARROW_DTYPES:
         return message.model_flops_16bit
     flops = model_flops(message)
     if flops is None or message.model is None or message.tokens is None:
         return None
-    return min(flops, message.tokens * _attention_flops(message.model))
-
-
-_NARROW = ("fp8", "fp4")
+    return min(flops, message.tokens * attention_flops(message.model))
 
 
 def hardware_flops(message: Message) -> float | None:
@@ -247,17 +246,17 @@ def hardware_flops(message: Message) -> float | None:
     if message.hardware_flops is not None or message.recompute != "full" or message.model is None or model is None:
         return message.hardware_flops
     shape = message.model
-    forward = 2.0 * shape.parameters + _attention_flops(shape) / 3.0
+    forward = 2.0 * shape.parameters + attention_flops(shape) / 3.0
     return model * (1.0 + forward / flops_per_token(shape))
 
 
 def flops_per_token(shape: Shape) -> float:
     """Training FLOPs per token: 6N + 12*L*H*Q*T, attention halved if causal; frozen parameters count 4, trained 6."""
     trained = shape.parameters if shape.trained is None else min(shape.trained, shape.parameters)
-    return 4.0 * (shape.parameters - trained) + 6.0 * trained + _attention_flops(shape)
+    return 4.0 * (shape.parameters - trained) + 6.0 * trained + attention_flops(shape)
 
 
-def _attention_flops(shape: Shape) -> float:
+def attention_flops(shape: Shape) -> float:
     """FLOPs per token of attention's products."""
     products = 12.0 * shape.layers * shape.heads * shape.head_size * shape.sequence
     return products * (0.5 if shape.causal else 1.0)

@@ -151,6 +151,30 @@ def test_recomputation_is_at_most_what_the_policy_explains(more: dict[str, Any],
     assert found["padding"] == pytest.approx(0.15 - share, abs=1e-6)
 
 
+FP8: dict[str, Any] = {"dtype": "fp8", "recompute": "none"}
+
+
+@pytest.mark.parametrize(
+    ("more", "padding"),
+    [
+        ({}, 0.0), ({"recompute": "none"}, 0.15), ({"recompute": "full"}, 0.0375),
+        ({"hardware_flops": 0.3 * PEAK}, 0.15),
+        (FP8, 0.0), (FP8 | {"model_flops_16bit": 0.0}, 0.3),
+    ],
+)  # fmt: skip
+def test_what_a_log_leaves_open_is_no_padding(more: dict[str, Any], padding: float) -> None:
+    """FLOPs of 0.3 at the peak of 16 bits: what else the tensor cores did is only known with recomputation and formats.
+
+    Of eight bits they take 0.15.
+    """
+    ledger = opened(spec=replace(H100, peak_flops_fp8=2 * PEAK))
+    before = parts(ledger)
+    second(ledger, 2, WORKING, said(1, 2, model_flops=0.3 * PEAK, each=True, **more))
+    found = lost(ledger, before)
+    assert found.get("padding", 0.0) == pytest.approx(padding)
+    assert found["useful"] == pytest.approx(0.45 - padding - found.get("recomputation", 0.0))
+
+
 def test_an_interval_without_flops_says_nothing_about_recomputation() -> None:
     """LoRA recomputes a third of its tensor work; messages between two steps have no FLOPs, and change nothing."""
     ledger = opened()

@@ -39,8 +39,9 @@ def parse(text: str, framework: str = "auto") -> LogEvent | None:
 def test_megatrons_step(dialect: str) -> None:
     told = dialect != "2019"
     assert parse(logs.megatron(500, ms=5361.6, dialect=dialect)) == LogEvent(
-        "step", step=500, step_seconds=5.3616, flops=243.6e12 if told else None, samples=128.0, loss=1.818812
-    )
+        "step", step=500, total=1000, step_seconds=5.3616, flops=243.6e12 if told else None, samples=128.0,
+        loss=1.818812,
+    )  # fmt: skip
 
 
 def test_a_fork_of_megatron_writes_seconds_and_another_name_of_the_loss() -> None:
@@ -85,6 +86,11 @@ def test_a_loss_that_megatron_does_not_print_is_no_number() -> None:
         ("setting number of micro-batches to constant 8", LogEvent("facts", facts=(("microbatches", 8.0),))),
         ("  seq_length ...................................... 4096", LogEvent("facts", facts=(("sequence", 4096.0),))),
         ("  fp8 ............................................. hybrid", LogEvent("facts", facts=(("fp8", "hybrid"),))),
+        ("  padded_vocab_size ............................... 50304",
+         LogEvent("facts", facts=(("vocabulary", 50304.0),))),
+        (" > padded vocab (size: 50257) with 47 dummy tokens (new size: 50304)",
+         LogEvent("facts", facts=(("vocabulary", 50304.0),))),
+        ("[after training is done] datetime: 2025-06-16 22:30:50 ", LogEvent("end")),
         ("  data_path ....................................... /secret", None),
         ("using world size: 8, data-parallel-size: 2, tensor-model-parallel size: 4, pipeline-model-parallel size: 1 ",
          LogEvent("facts", facts=(("world", 8.0), ("data", 2.0), ("tensor", 4.0), ("pipeline", 1.0)))),
@@ -128,6 +134,12 @@ def test_torchtitan_without_a_known_peak_and_on_another_stage() -> None:
     [
         ("Peak FLOPS used for computing MFU: 9.890e+14", LogEvent("facts", facts=(("peak", 9.89e14),))),
         ("Training starts at step 1, with local batch size 8, global batch size 64", LogEvent("start", 0)),
+        ("Applied full activation checkpointing to the model", LogEvent("facts", facts=(("recompute", "full"),))),
+        ("Applied selective activation checkpointing to the model", LogEvent("facts", facts=(("recompute", "half"),))),
+        ("Float8 tensorwise scaled training active", LogEvent("facts", facts=(("fp8", "float8"),))),
+        ("Float8 training active with recipe rowwise", LogEvent("facts", facts=(("fp8", "float8"),))),
+        ("Float8 training active", LogEvent("facts", facts=(("fp8", "float8"),))),
+        ("Training completed", LogEvent("end")),
         ("Training starts at step 501.", LogEvent("start", 500)),
         ("Saving the checkpoint (or staging if async is enabled).", LogEvent("save")),
         ("Saving the checkpoint.", LogEvent("save")),
@@ -165,6 +177,8 @@ def test_maxtexts_step(dialect: str) -> None:
     [
         ("[Rampup Batch Size Phase], completed step: 5, seconds: 1.234, total_weights: 1, loss: 8.921",
          LogEvent("step", step=6, step_seconds=1.234, unpadded_tokens=1.0, loss=8.921)),
+        ("completed step: 5, seconds: 1.234, total_weights: 64, loss: 0.693, dpo_loss: 0.693, reward_accuracy: 0.5",
+         LogEvent("step", step=6, step_seconds=1.234, loss=0.693)),
         ("completed step: 5, seconds: 1.2", None),
         ("completed step: 5, seconds: 1.234, TFLOP/s/device: 123.456, lo", None),
         ("completed step: 5, seconds: 1.234, TFLOP/s/device: 123.456, lossEpoch 3 of 7", None),
@@ -181,6 +195,17 @@ def test_maxtexts_step(dialect: str) -> None:
         ("Num_devices: 16, shape OrderedDict([('data', 1)])", LogEvent("facts", facts=(("world", 16.0),))),
         ("Config param use_sft: True", LogEvent("facts", facts=(("use_sft", "True"),))),
         ("Config param use_sft_cache: True", None),
+        ("Config param use_dpo: True", LogEvent("facts", facts=(("use_dpo", "True"),))),
+        ("Config param remat_policy: full", LogEvent("facts", facts=(("recompute", "full"),))),
+        ("Config param remat_policy: RematPolicy.MINIMAL", LogEvent("facts", facts=(("recompute", "selective"),))),
+        ("Config param remat_policy: none", LogEvent("facts", facts=(("recompute", "None"),))),
+        ("Config param remat_policy: custom", LogEvent("facts", facts=(("recompute", ""),))),
+        ("Config param quantization: fp8", LogEvent("facts", facts=(("fp8", "fp8"),))),
+        ("Config param quantization: QuantizationType.TE_NVFP4", LogEvent("facts", facts=(("fp4", "TE_NVFP4"),))),
+        ("Config param quantization: int8", LogEvent("facts")),
+        ("Config param quantization: ", None),
+        ("Config param steps: 150001", LogEvent("facts", facts=(("steps", 150001.0),))),
+        ("Config param steps: -1", None),
     ],
 )  # fmt: skip
 def test_maxtexts_other_lines(line: str, said: LogEvent | None) -> None:
@@ -193,8 +218,9 @@ def test_maxtexts_other_lines(line: str, said: LogEvent | None) -> None:
 )
 def test_nanotrons_step(dialect: str, ms: str, tokens: str) -> None:
     assert parse(logs.nanotron(327281, ms=ms, tokens=tokens, dialect=dialect)) == LogEvent(
-        "step", step=327281, step_seconds=11.5, flops=38.3e12, hardware_flops=approx(40.2e12), tokens=11400.0, loss=2.38
-    )
+        "step", step=327281, total=378950, step_seconds=11.5, flops=38.3e12, hardware_flops=approx(40.2e12),
+        tokens=11400.0, loss=2.38,
+    )  # fmt: skip
 
 
 def test_nanotrons_other_lines() -> None:
@@ -214,7 +240,7 @@ def test_the_trainers_dictionaries(text: bool) -> None:
     [
         ("{'eval_loss': 2.5, 'eval_runtime': 1.2, 'epoch': 1.0}", LogEvent("validated", value=2.5, epoch=1.0)),
         ("{'eval_loss': '2.5', 'eval_runtime': '1.2', 'epoch': '1'}", LogEvent("validated", value=2.5, epoch=1.0)),
-        ("{'train_runtime': 30.1, 'train_samples_per_second': 16.6, 'train_loss': 1.6, 'epoch': 1.0}", None),
+        ("{'train_runtime': 30.1, 'train_samples_per_second': 16.6, 'train_loss': 1.6, 'epoch': 1.0}", LogEvent("end")),
         ("{'loss': 1.2, 'grad_norm': 2.", None),
         ("{'loss': 'the password', 'epoch': 1.0}", None),
         ("Evaluating:  10%|█         | 50/500 [00:30<04:30,  1.66it/s]", None),

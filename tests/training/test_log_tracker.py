@@ -11,6 +11,8 @@ from exporter.training.logs.tracker import LineTime, LogTracker
 from exporter.training.message import Degrees, Message, Quality, Schedule
 from tests.training import follow_logs as logs
 
+TITAN_APPLIED = "Applied {} activation checkpointing to the model"
+
 
 class Job:
     """A job whose lines are parsed at once, at `now` seconds."""
@@ -70,6 +72,62 @@ def test_megatrons_number_format(fp4: str, fp8: str, bf16: str, dtype: str) -> N
     job = Job()
     job.parse(f"  fp4 ...... {fp4}", f"  fp8 ...... {fp8}", f"  bf16 ..... {bf16}", "  recompute_granularity .... None")
     assert short(job.parse(logs.megatron(1, ms=1.0)), "dtype", "recompute") == [(dtype, "none")]
+
+
+@pytest.mark.parametrize(
+    ("lines", "step", "recompute"),
+    [
+        ([], logs.megatron(1, ms=1.0), ""), ([], logs.titan(1, tps=1), ""), ([], logs.maxtext(0, seconds=1.0), ""),
+        (["Peak FLOPS used for computing MFU: 9.890e+14"], logs.titan(1, tps=1), "none"),
+        ([TITAN_APPLIED.format("full"), "Peak FLOPS used for computing MFU: 9.890e+14"], logs.titan(1, tps=1), "full"),
+        ([TITAN_APPLIED.format("memory_budget")], logs.titan(1, tps=1), ""),
+        (["Config param remat_policy: full"], logs.maxtext(0, seconds=1.0), "full"),
+        (["Config param remat_policy: minimal"], logs.maxtext(0, seconds=1.0), "selective"),
+        (["Config param remat_policy: save_qkv_proj"], logs.maxtext(0, seconds=1.0), ""),
+    ],
+)  # fmt: skip
+def test_which_recomputation_a_log_names(lines: list[str], step: str, recompute: str) -> None:
+    job = Job()
+    job.parse(*lines)
+    (message,) = job.parse(step)
+    assert (message.recompute, message.hardware_flops) == (recompute, None)
+
+
+def test_torchtitans_selective_recomputation_repeats_half_of_the_forward_pass() -> None:
+    """Every second product, or every second layer: 1 of 6 FLOPs per parameter and token."""
+    job = Job()
+    start = logs.stamped("Training starts at step 1.", "2025-06-16 22:30:00,000")
+    job.parse(TITAN_APPLIED.format("selective"), start)
+    (message,) = job.parse(logs.titan(1, tps=1, tflops=300.0, stamp="2025-06-16 22:30:10,000"))
+    assert (message.recompute, message.model_flops, message.hardware_flops) == ("selective", 3e15, approx(3.5e15))
+
+
+@pytest.mark.parametrize(
+    ("lines", "step", "dtype"),
+    [
+        (["Float8 tensorwise scaled training active"], logs.titan(1, tps=1), "fp8"),
+        (["Config param quantization: te_fp8_delayedscaling"], logs.maxtext(0, seconds=1.0), "fp8"),
+        (["Config param quantization: te_nvfp4"], logs.maxtext(0, seconds=1.0), "fp4"),
+        (["Config param quantization: "], logs.maxtext(0, seconds=1.0), ""),
+    ],
+)
+def test_other_frameworks_number_format(lines: list[str], step: str, dtype: str) -> None:
+    job = Job()
+    job.parse(*lines)
+    assert short(job.parse(step), "dtype", "model_flops_16bit") == [(dtype, None)]
+
+
+def test_attention_and_the_output_layer_of_megatrons_fp8_are_in_16_bits() -> None:
+    """Per token: attention 12 * 32 * 32 * 128 * 4096 / 2, output 6 * 4096 * 128,000; 327,680 tokens a GPU."""
+    table = {"num_layers": 32, "num_attention_heads": 32, "kv_channels": 128, "hidden_size": 4096, "fp8": "hybrid"}
+    shape = [f"  {name} ..... {value}" for name, value in table.items()]
+    vocabulary = " > padded vocab (size: 127900) with 100 dummy tokens (new size: 128000)"
+    expected = 327_680 * (12 * 32 * 32 * 128 * 4096 / 2 + 6 * 4096 * 128_000)
+    for more, found in (([vocabulary], approx(expected)), ([], None), ([vocabulary, "  fp8 ..... None"], None),
+                        ([vocabulary, "  multi_latent_attention ..... True"], None)):  # fmt: skip
+        job = Job()
+        job.parse(*logs.megatron_start(), *shape, *more)
+        assert short(job.parse(logs.megatron(10, ms=5361.6)), "model_flops_16bit") == [(found,)], more
 
 
 def test_absurd_facts_are_none() -> None:
@@ -165,11 +223,13 @@ def test_maxtexts_figures() -> None:
     assert (second.step, second.padding, second.world_size) == (2, 0.0, 16)
 
 
-@pytest.mark.parametrize("line", ["Config param use_sft: True", "an older MaxText"])
+@pytest.mark.parametrize(
+    "line", ["Config param use_sft: True", "an older MaxText", f"Config param use_dpo: True\n{logs.NO_TUNING}"]
+)
 def test_maxtexts_prompts_are_no_padding(line: str) -> None:
     """Fine-tuning on completions: the tokens without a weight are prompts, or padding; nobody knows how many."""
     job = Job()
-    job.parse("Num_devices: 16, shape (16,)", line)
+    job.parse("Num_devices: 16, shape (16,)", *line.splitlines())
     (message,) = job.parse(logs.maxtext(0, seconds=2.0, weights=98304))
     assert (message.tokens, message.padding) == (8192.0, None)
 
@@ -192,7 +252,7 @@ def test_nanotrons_figures() -> None:
 
 def test_hardware_flops_below_the_models_are_rounding() -> None:
     job = Job()
-    assert short(job.parse(logs.nanotron(1, ms="1000", tflops="40.3")), "hardware_flops") == [(None,)]
+    assert short(job.parse(logs.nanotron(1, ms="1000", tflops="40.3")), "hardware_flops") == [(40.3e12,)]
 
 
 def test_the_trainers_bar_tells_steps_once_a_look() -> None:
@@ -441,3 +501,122 @@ def test_what_was_written_before_is_the_base_of_what_comes() -> None:
     job.progress.end_history()
     messages = job.parse(logs.titan(20, tps=7, stamp="2025-06-16 22:30:10,000"), now=3)
     assert short(messages, "steps", "seconds", "tokens", "restart") == [(10, 10.0, 70.0, False)]
+
+
+def clock(seconds: int, *, hour: int = 1) -> str:
+    """A timestamp of torchtitan's, `seconds` after the hour."""
+    return f"2026-10-25 {hour + seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02},000"
+
+
+@pytest.mark.parametrize("change", [-3600, 3600])
+def test_a_clock_change_neither_loses_nor_makes_time(change: int) -> None:
+    """A line every 60 s; in the middle the clock is an hour slower or faster."""
+    job, found = Job(), []
+    for line in range(1, 9):
+        stamp = clock(60 * line + (change if line > 4 else 0), hour=5)
+        found += job.parse(logs.titan(10 * line, tps=1, stamp=stamp), now=60.0 * line + 0.4)
+    assert short(found[1:], "steps", "seconds") == [(10, 60.0)] * 3 + [(10, approx(60.0))] * 4
+    stamp = clock(60 * 10 + change, hour=5)
+    assert short(job.parse(logs.titan(60, tps=1, stamp=stamp), now=600.4), "step", "restart") == [(60, True)]
+
+
+def followed(*runs: tuple[float, int, int], seconds: float, last: int, write: Any) -> list[Message]:
+    """Lines of trainings that write one log: (start, first step, writer); a line each `seconds`."""
+    job, found = Job(), []
+    lines = sorted(
+        (start + seconds * step, first + step, writer) for start, first, writer in runs for step in range(1, last)
+    )
+    for at, step, writer in lines:
+        found += job.parse(*write(step), now=at, writer=f"{writer} ")
+    return found
+
+
+def test_of_trainings_beside_each_other_in_one_file_nothing_is_told() -> None:
+    """Eight trainings of 199 steps of 4 s, each 41 s later than the one before; the first rollbacks are believed."""
+    runs = [(41.0 * run, 0, 0) for run in range(8)]
+    found = followed(*runs, seconds=4.0, last=200, write=lambda step: [logs.maxtext(step, seconds=4.0)])
+    assert 0 < len(found) < 40
+    assert sum(message.steps for message in found) < 80
+
+
+def test_trainings_beside_each_other_that_seldom_write_are_known_too() -> None:
+    """Two of them, a line of 10 steps every 400 s, in one file."""
+    runs = [(0.0, 40, 0), (150.0, 20, 0)]
+    found = followed(*runs, seconds=400.0, last=30, write=lambda step: [logs.megatron(10 * step, ms=40_000.0)])
+    assert len(found) < 8
+
+
+def test_a_file_for_each_of_two_trainings_counts_the_steps_of_one() -> None:
+    """A line every 100 s, the other file's 65 s later: the first is not silent, it writes seldom."""
+    runs = [(0.0, 3, 0), (65.0, 0, 1)]
+    found = followed(*runs, seconds=100.0, last=60, write=lambda step: [logs.megatron(10 * step, ms=10_000.0)])
+    assert (sum(message.steps for message in found), any(message.restart for message in found)) == (10 * 59, False)
+
+
+def test_restarts_without_a_word_are_no_trainings_beside_each_other() -> None:
+    """MaxText begins at its first step again five times: each run is told."""
+    job = Job()
+    found = [
+        message
+        for run in range(6)
+        for step in range(20)
+        for message in job.parse(logs.maxtext(step, seconds=1.0), now=100.0 * run + step)
+    ]
+    assert (len(found), sum(message.restart for message in found)) == (120, 5)
+
+
+def test_restarts_far_from_each_other_are_none_either() -> None:
+    job, found = Job(), []
+    for run in range(6):
+        found += [
+            message
+            for step in range(200, 230)
+            for message in job.parse(logs.maxtext(step, seconds=1.0), now=400.0 * run + step)
+        ]
+    assert (len(found), sum(message.restart for message in found)) == (180, 5)
+
+
+@pytest.mark.parametrize(
+    ("last", "end"),
+    [(50, ""), (43, "[after training is done] datetime: 2025-06-16 22:30:50 ")],
+)
+def test_a_training_after_the_end_of_another_is_a_run_of_its_own(last: int, end: str) -> None:
+    job = Job()
+    found = []
+    for run in range(3):
+        steps = [logs.megatron(step, ms=1000.0, total=50) for step in (10, 20, 30, 40, last)]
+        found += job.parse(*steps, end, now=100.0 * run)
+    assert short(found, "run", "step", "steps", "restart") == [
+        (run, step, step - before, False)
+        for run in ("", "#2", "#3")
+        for before, step in ((0, 10), (10, 20), (20, 30), (30, 40), (40, last))
+    ]
+
+
+def test_a_training_that_goes_on_beyond_its_end_is_the_same_run() -> None:
+    job = Job()
+    job.parse(logs.megatron(40, ms=1000.0, total=50), logs.megatron(50, ms=1000.0, total=50))
+    more = [" loading checkpoint from /c at iteration 50", logs.megatron(60, ms=1000.0, total=100)]
+    assert short(job.parse(*more, now=100), "run", "step", "restart") == [("", None, False), ("", 60, True)]
+
+
+@pytest.mark.parametrize("total", [100, 80])
+def test_each_training_of_the_trainer_is_a_run(total: int) -> None:
+    """Two folds, with a bar each second, a loss every ten steps, and an evaluation in between."""
+    job, now, found = Job(), 0.0, []
+    for steps in (100, total):
+        for step in range(steps + 1):
+            lines = [logs.bar(step, steps)]
+            lines += [logs.trainer(loss=1.0, epoch=0.1), logs.bar(step, steps)] if step and step % 10 == 0 else []
+            now += 1
+            found += job.parse(*lines, now=now)
+        found += job.parse("{'train_runtime': 100.0, 'train_loss': 1.6, 'epoch': 1.0}", logs.bar(steps, steps), now=now)
+        for step in range(1, 8):
+            found += job.parse(logs.bar(step, 7), now=now + step)
+        found += job.parse("{'eval_loss': 2.5, 'epoch': 0.02}", now=now + 8)
+        now += 60
+    for run, steps in (("", 100), ("#2", total)):
+        of_run = [message for message in found if message.run == run and message.steps]
+        assert (sum(message.steps for message in of_run), of_run[-1].step) == (steps, steps)
+        assert sum(message.seconds for message in of_run) == approx(float(steps))
+    assert not any(message.restart for message in found)

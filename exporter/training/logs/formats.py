@@ -12,6 +12,8 @@ from typing import Literal, cast
 
 from msgspec import Struct
 
+from exporter.core.model import NARROW_DTYPES
+
 # Events and number parsing, common to all frameworks.
 
 
@@ -28,6 +30,7 @@ EventKind = Literal[
     "validate",  # a validation starts
     "evaluated",  # a validation took `seconds`
     "validated",  # a validation returned `value`
+    "end",  # the training is complete
     "facts",  # constants of the job
 ]
 Fact = tuple[str, float | str]
@@ -161,15 +164,17 @@ def _timestamp(text: str) -> float | None:
 # Sources: `ProgressCallback` and `PrinterCallback` in src/transformers/trainer_callback.py of
 # huggingface/transformers (numbers to 4.x, read at 55093b7; text in %.4g since 5), `_inner_training_loop` in trainer.py
 # ("Continuing training from global step", "Saving model checkpoint to", "***** Running Evaluation *****", at log level
-# info only), tqdm's `format_meter` (tqdm/std.py). Dialects: {'loss': 1.2}, {'loss': '1.2'}, nan, other trainers' keys
-# (TRL) between.
+# info only; "train_runtime" in the last dictionary), tqdm's `format_meter` (tqdm/std.py). Dialects: {'loss': 1.2},
+# {'loss': '1.2'}, nan, other trainers' keys (TRL) between.
 #
 # A dictionary contains no step; the bar does, on the standard error (2>&1). Evaluations, downloads and tokenizers have
 # bars too. The Trainer's own bar is redrawn right after a dictionary with a loss (tqdm.write refreshes), which
 # identifies its total. FLOPs are not printed; samples and tokens cover an unknown number of GPUs and are ignored.
 
 
-_HUGGINGFACE_MARKERS = (b"'loss'", b"'eval_loss'", b"%|", b"Continuing training", b"Saving model", b"Running Eval")
+_HUGGINGFACE_MARKERS = (
+    b"'loss'", b"'eval_loss'", b"'train_runtime'", b"%|", b"Continuing training", b"Saving model", b"Running Eval",
+)  # fmt: skip
 _HUGGINGFACE_FIELDS = re.compile(r"\{('[^{}]{1,4000})\}")
 _HUGGINGFACE_FIELD = re.compile(r"'([\w/.@-]{1,64})': '?([-+\w.]{1,40})'?(?:,|$)")
 _HUGGINGFACE_BAR = re.compile(r"\s{0,200}\d{1,3}%\|[^|]{0,400}\| (\d{1,15})/(\d{1,15}) \[[\d:]{4,12}<[\d:?]{1,12}, ")
@@ -195,6 +200,8 @@ def _huggingface_dictionary(fields: dict[str, str]) -> LogEvent | None:
     epoch = parse_number(fields.get("epoch"))
     if "eval_loss" in fields:
         return LogEvent("validated", value=parse_number(fields["eval_loss"]), epoch=epoch)
+    if "train_runtime" in fields:
+        return LogEvent("end")
     if "loss" not in fields or epoch is None:
         return None
     return LogEvent("metrics", loss=parse_number(fields["loss"]), epoch=epoch)
@@ -206,14 +213,18 @@ def _huggingface_dictionary(fields: dict[str, str]) -> LogEvent | None:
 # MaxText/metric_logger.py (2025; read at 12cfd47) and src/maxtext/common/metric_logger.py (2026; read at 000e6d8),
 # checkpointing.py and max_utils.py's "Num_devices". Dialects: without and with "Tokens/s/device" and "total_weights"
 # (2024), more losses after "loss" (2025), "[Rampup Batch Size Phase]" before a line without FLOPs, three forms of the
-# evaluation's line, "Saved a checkpoint" and "saved a checkpoint", asynchronous saves. Since 2025 pyconfig.py lists
-# "Config param use_sft: False" at the start.
+# evaluation's line, "Saved a checkpoint" and "saved a checkpoint", asynchronous saves. At the start pyconfig.py lists
+# "Config param NAME: VALUE" (since 2025 also use_sft and use_dpo; in 2026 with values like QuantizationType.FP8).
 #
 # MaxText counts steps from 0: "completed step: 0" is the first completed step, 1 here. "total_weights" are the tokens
-# with a weight in the loss, over all devices; the remaining tokens of a step are padding, or prompts in fine-tuning.
+# with a weight in the loss, over all devices; the remaining tokens of a step are padding, or prompts in fine-tuning. In
+# preference training (dpo_loss_fn in trainers/post_train/dpo) they are pairs of answers.
 
 
-_MAXTEXT_MARKERS = (b"step", b"Num_devices", b"Config param use_sft")
+_MAXTEXT_MARKERS = (
+    b"step", b"Num_devices", b"Config param use_sft", b"Config param use_dpo", b"Config param remat_policy",
+    b"Config param quantization:",
+)  # fmt: skip
 _MAXTEXT_STEP = re.compile(r"completed step: (\d{1,15}), ")
 _MAXTEXT_FIELD = re.compile(r"([\w/ -]{1,40}): (\S{1,40})")
 _MAXTEXT_VALIDATED = re.compile(
@@ -225,7 +236,12 @@ _MAXTEXT_SAVED = re.compile(
 )
 _MAXTEXT_LOAD = re.compile(r"restoring from this run's directory (?:latest )?step\s{1,20}(\d{1,15})")
 _MAXTEXT_DEVICES = re.compile(r"Num_devices: (\d{1,7}), shape")
-_MAXTEXT_TUNING = re.compile(r"Config param use_sft: (True|False)\b")
+_MAXTEXT_PARAMETER = re.compile(
+    r"Config param (use_sft|use_dpo|remat_policy|quantization|steps): (?:\w{1,40}\.)?(\w{1,40})"
+)
+_MAXTEXT_PREFERENCES = {"dpo_loss", "reward_accuracy"}
+_MAXTEXT_RECOMPUTE = {"none": "None", "full": "full", "minimal": "selective"}
+"""By remat_policy; `minimal` keeps the products with weights. Others keep some of them: how much is not known."""
 
 
 def read_maxtext(text: str) -> LogEvent | None:
@@ -238,10 +254,20 @@ def read_maxtext(text: str) -> LogEvent | None:
         return LogEvent("saved", step=int(found[1]) + 1)
     if found := _MAXTEXT_LOAD.search(text):
         return LogEvent("load", step=int(found[1]) + 1)
-    if found := _MAXTEXT_TUNING.search(text):
-        return LogEvent("facts", facts=(("use_sft", found[1]),))
+    if found := _MAXTEXT_PARAMETER.search(text):
+        return LogEvent("facts", facts=_maxtext_parameter(found[1], found[2]))
     found = _MAXTEXT_DEVICES.search(text)
     return LogEvent("facts", facts=(("world", float(found[1])),)) if found else None
+
+
+def _maxtext_parameter(name: str, value: str) -> tuple[Fact, ...]:
+    if name == "steps":
+        return (("steps", float(value)),) if value.isdecimal() else ()
+    if name == "remat_policy":
+        return (("recompute", _MAXTEXT_RECOMPUTE.get(value.lower(), "")),)
+    if name == "quantization":
+        return tuple((narrow, value) for narrow in NARROW_DTYPES if narrow in value.lower())
+    return ((name, value),)
 
 
 def _maxtext_step(step: int, rest: str) -> LogEvent | None:
@@ -256,7 +282,7 @@ def _maxtext_step(step: int, rest: str) -> LogEvent | None:
         step_seconds=step_seconds,
         flops=scaled(parse_amount(fields.get("TFLOP/s/device")), 1e12),
         tokens=parse_amount(fields.get("Tokens/s/device")),
-        unpadded_tokens=parse_amount(fields.get("total_weights")),
+        unpadded_tokens=None if _MAXTEXT_PREFERENCES & fields.keys() else parse_amount(fields.get("total_weights")),
         loss=parse_number(fields.get("loss")),
     )
 
@@ -271,12 +297,16 @@ def _maxtext_step(step: int, rest: str) -> LogEvent | None:
 # counted), "(s)" for the time and "lm-loss" in forks, "skipped samples" and energy between, "saved checkpoint at" (to
 # 2024) and "from" iteration, asynchronous saves.
 #
-# The last rank prints steps, rank 0 everything else. The time per iteration excludes checkpoints and validations. Since
-# 2025 iteration 1 is printed too and is part of the first mean after it. Older versions do not print a loss that is not
-# finite; their number of nan iterations indicates it.
+# The last rank prints steps, rank 0 everything else, at last "[after training is done]". The time per iteration
+# excludes checkpoints and validations. Since 2025 iteration 1 is printed too and is part of the first mean after it.
+# Older versions do not print a loss that is not finite; their number of nan iterations indicates it. The padded size of
+# the vocabulary is printed when the tokenizer is built, after the table.
 
 
-_MEGATRON_MARKERS = (b"iteration", b"....", b"world size", b"batches to constant", b"evaluate .")
+_MEGATRON_MARKERS = (
+    b"iteration", b"....", b"world size", b"batches to constant", b"evaluate .", b"[after training",
+    b"padded vocab",
+)  # fmt: skip
 _MEGATRON_STEP = re.compile(r"iteration\s{1,10}(\d{1,15})/\s{0,10}(\d{1,15}) \|")
 _MEGATRON_EVENT = re.compile(
     r"successfully saved checkpoint (?:at|from) iteration\s{1,10}(?P<saved>\d{1,15})"
@@ -291,6 +321,7 @@ _MEGATRON_EVALUATED = re.compile(r"\s{0,8}evaluate \.{1,60}: \([\d.]{1,20}, ([\d
 _MEGATRON_ARGUMENT = re.compile(r"\s{0,10}([a-z_0-9]{2,60}) \.{2,60} (\S{1,40})\s{0,4}")
 _MEGATRON_WORLD = re.compile(r"using world size: (\d{1,7})")
 _MEGATRON_DEGREE = re.compile(r"(tensor-model|pipeline-model|context|data)-parallel[ -]size: (\d{1,7})")
+_MEGATRON_VOCABULARY = re.compile(r"> padded vocab \(size: \d{1,9}\) with \d{1,9} dummy tokens \(new size: (\d{1,9})\)")
 _MEGATRON_MICROBATCHES = re.compile(r"setting number of micro-?batches to constant (\d{1,7})")
 _MEGATRON_ARGUMENTS = {
     "world_size": "world",
@@ -302,6 +333,12 @@ _MEGATRON_ARGUMENTS = {
     "expert_model_parallel_size": "expert",
     "virtual_pipeline_model_parallel_size": "chunks",
     "recompute_granularity": "recompute",
+    "num_layers": "layers",
+    "num_attention_heads": "heads",
+    "kv_channels": "head_size",
+    "hidden_size": "hidden",
+    "multi_latent_attention": "latent",
+    "padded_vocab_size": "vocabulary",
     "fp4": "fp4",
     "fp8": "fp8",
     "fp16": "fp16",
@@ -314,11 +351,13 @@ _MEGATRON_LOSSES = ("lm loss", "lm-loss", "loss", "lm_loss", "total loss")
 def read_megatron(text: str) -> LogEvent | None:
     """Parse a line of Megatron-LM; None if it is not one."""
     if step := last_match(_MEGATRON_STEP, text):
-        return _megatron_step(int(step[0][1]), step[1])
+        return _megatron_step(int(step[0][1]), int(step[0][2]), step[1])
+    if "[after training is done]" in text:
+        return LogEvent("end")
     return _megatron_event(text) or _megatron_validation(text) or _megatron_facts(text)
 
 
-def _megatron_step(step: int, rest: str) -> LogEvent | None:
+def _megatron_step(step: int, total: int, rest: str) -> LogEvent | None:
     fields = dict(part.partition(":")[::2] for part in map(str.strip, rest.split("|")))
     milliseconds = parse_amount(fields.get("elapsed time per iteration (ms)"))
     seconds = parse_amount(fields.get("elapsed time per iteration (s)"))
@@ -330,6 +369,7 @@ def _megatron_step(step: int, rest: str) -> LogEvent | None:
     return LogEvent(
         "step",
         step=step,
+        total=total,
         step_seconds=step_seconds,
         flops=scaled(parse_amount(fields.get("throughput per GPU (TFLOP/s/GPU)")), 1e12),
         hardware_flops=scaled(parse_amount(fields.get("TFLOPs")), 1e12),
@@ -362,6 +402,8 @@ def _megatron_facts(text: str) -> LogEvent | None:
         found += [(_MEGATRON_DEGREES[name], float(size)) for name, size in _MEGATRON_DEGREE.findall(text)]
     if microbatches:
         found.append(("microbatches", float(microbatches[1])))
+    if vocabulary := _MEGATRON_VOCABULARY.search(text):
+        found.append(("vocabulary", float(vocabulary[1])))
     argument = _MEGATRON_ARGUMENT.fullmatch(text)
     if argument and argument[1] in _MEGATRON_ARGUMENTS:
         size = parse_amount(argument[2])
@@ -382,7 +424,7 @@ def _megatron_facts(text: str) -> LogEvent | None:
 
 
 _NANOTRON_MARKERS = (b"iteration", b"aving checkpoint")
-_NANOTRON_STEP = re.compile(r"iteration: (\d{1,15}) / \d{1,15} \| ")
+_NANOTRON_STEP = re.compile(r"iteration: (\d{1,15}) / (\d{1,15}) \| ")
 _NANOTRON_START = re.compile(r"\bstart_iteration_step: (\d{1,15})\b")
 _NANOTRON_SAVE = re.compile(r"\bSaving checkpoint at \S")
 _NANOTRON_UNITS = {"K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
@@ -391,13 +433,13 @@ _NANOTRON_UNITS = {"K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 def read_nanotron(text: str) -> LogEvent | None:
     """Parse a line of nanotron; None if it is not one."""
     if step := last_match(_NANOTRON_STEP, text):
-        return _nanotron_step(int(step[0][1]), step[1])
+        return _nanotron_step(int(step[0][1]), int(step[0][2]), step[1])
     if found := _NANOTRON_START.search(text):
         return LogEvent("start", step=int(found[1]))
     return LogEvent("save") if _NANOTRON_SAVE.search(text) else None
 
 
-def _nanotron_step(step: int, rest: str) -> LogEvent | None:
+def _nanotron_step(step: int, total: int, rest: str) -> LogEvent | None:
     parts = [part.partition(": ") for part in rest.split(" | ")]
     fields = {key: value for key, _, value in parts}
     step_seconds = _nanotron_amount(fields.get("elapsed_time_per_iteration_ms") or fields.get("time_per_iteration_ms"))
@@ -406,6 +448,7 @@ def _nanotron_step(step: int, rest: str) -> LogEvent | None:
     return LogEvent(
         "step",
         step=step,
+        total=total,
         step_seconds=step_seconds / 1e3,
         flops=scaled(_nanotron_amount(fields.get("model_tflops_per_gpu")), 1e12),
         hardware_flops=scaled(_nanotron_amount(fields.get("hardware_tflops_per_gpu")), 1e12),
@@ -426,7 +469,10 @@ def _nanotron_amount(text: str | None) -> float | None:
 # `log_validation` in torchtitan/components/metrics.py (since 2025; read at 00fbaaf: "tps", "tflops", "grad_norm"),
 # torchtitan/components/checkpoint.py, logging.py's "[titan] date time,ms - root - INFO - ". Dialects: colours, "wps" or
 # "tps" (both a second and GPU), with and without "grad_norm" and "tflops", "mfu: N/A", the checkpoint's lines with and
-# without "(or staging if async is enabled)", also with no space before "in".
+# without "(or staging if async is enabled)", also with no space before "in". `apply_ac` in
+# distributed/activation_checkpoint.py (before: in parallelize_llama.py) names the mode; nothing is printed for none.
+# Selective: every second product with weights, or, by default, every second layer, is recomputed. components/float8.py
+# has "Float8 training active" (2024, and with a recipe) and "Float8 tensorwise scaled training active" (2025).
 #
 # Lines do not contain the length of their interval: it is the difference of the timestamps to the previous line, or to
 # the end of a validation in between. Their rates are means over that interval, with the checkpoints in it. Without
@@ -434,7 +480,7 @@ def _nanotron_amount(text: str | None) -> float | None:
 # (other pipeline stages) print -1 or -2.
 
 
-_TORCHTITAN_MARKERS = (b"step", b"heckpoint", b"Peak FLOPS")
+_TORCHTITAN_MARKERS = (b"step", b"heckpoint", b"Peak FLOPS", b"Float8 t", b"Training completed")
 _TORCHTITAN_STEP = re.compile(r"(?<!validate )\bstep:\s{1,10}(\d{1,15})(?:/\d{1,15} = [\d.]{1,9}%)?  ")
 _TORCHTITAN_FIELD = re.compile(r"\b(loss|tps|wps|tflops):\s{1,10}(\S{1,40})")
 _TORCHTITAN_MFU = re.compile(r"\bmfu: {1,4}(?:([\d.]{1,12})%|N/A)")
@@ -447,6 +493,9 @@ _TORCHTITAN_LOADED = re.compile(r"Finished loading the checkpoint in ([\d.]{1,12
 _TORCHTITAN_LOAD = re.compile(r"Loading the checkpoint (?:at step|from )")
 _TORCHTITAN_START = re.compile(r"Training starts at step (\d{1,15})\b")
 _TORCHTITAN_PEAK = re.compile(r"Peak FLOPS used for computing MFU: ([\d.]{1,12}e\+?\d{1,3})")
+_TORCHTITAN_RECOMPUTE = re.compile(r"\bApplied (\w{1,40}) activation checkpointing to the model")
+_TORCHTITAN_FLOAT8 = re.compile(r"\bFloat8 (?:tensorwise scaled )?training active\b")
+_TORCHTITAN_END = re.compile(r"\bTraining completed\.?\s*$")
 _TORCHTITAN_NO_LOSS = (-1.0, -2.0)
 
 
@@ -458,9 +507,9 @@ def read_torchtitan(text: str) -> LogEvent | None:
         return LogEvent("validated", step=int(found[1]), value=parse_number(found[2]))
     if found := _TORCHTITAN_START.search(text):
         return LogEvent("start", step=max(0, int(found[1]) - 1))
-    if found := _TORCHTITAN_PEAK.search(text):
-        return LogEvent("facts", facts=(("peak", float(found[1])),))
-    return _torchtitan_checkpoint(text)
+    if _TORCHTITAN_END.search(text):
+        return LogEvent("end")
+    return _torchtitan_facts(text) or _torchtitan_checkpoint(text)
 
 
 def _torchtitan_step(step: int, rest: str) -> LogEvent | None:
@@ -477,6 +526,14 @@ def _torchtitan_step(step: int, rest: str) -> LogEvent | None:
         mfu=scaled(parse_amount(mfu[1]), 0.01),
         loss=None if loss in _TORCHTITAN_NO_LOSS else loss,
     )
+
+
+def _torchtitan_facts(text: str) -> LogEvent | None:
+    if found := _TORCHTITAN_PEAK.search(text):
+        return LogEvent("facts", facts=(("peak", float(found[1])),))
+    if found := _TORCHTITAN_RECOMPUTE.search(text):
+        return LogEvent("facts", facts=(("recompute", "half" if found[1] == "selective" else found[1]),))
+    return LogEvent("facts", facts=(("fp8", "float8"),)) if _TORCHTITAN_FLOAT8.search(text) else None
 
 
 def _torchtitan_checkpoint(text: str) -> LogEvent | None:

@@ -1,25 +1,40 @@
 """Converts the events of one job's logs to messages: which lines count as steps, over what interval, in which phase.
 
 One writer is the main one; step lines of other ranks are copies while it keeps writing. A step that does not follow the
-last is a copy if it was counted a moment ago, and a rollback otherwise. All figures are per GPU. No second is covered
-twice. Independent of files and frameworks.
+last is a copy if it was counted a moment ago, another run after the end of a training, and a rollback otherwise. All
+figures are per GPU. No second is covered twice. Independent of files and frameworks.
 """
 
 import math
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from msgspec import Struct, structs
 
-from exporter.core.model import MS, SECOND
+from exporter.core.model import MS, NARROW_DTYPES, SECOND
+from exporter.core.progress import OWN_RUN
 from exporter.training.logs.formats import EventKind, LogEvent, scaled
-from exporter.training.message import Degrees, LoggedMessage, Message, Phase, PhaseName, Quality, Schedule
+from exporter.training.message import (
+    Degrees,
+    LoggedMessage,
+    Message,
+    Phase,
+    PhaseName,
+    Quality,
+    Schedule,
+    Shape,
+    attention_flops,
+)
 from exporter.workloads import WorkloadProcess
 
 Facts = Mapping[str, float | str]
 _MOST_RANKS = 10**6
+_LARGEST_SIZE = 10**8
 _ROUNDED_SECONDS = 0.0005
 """Rounding error of a step's time, printed with three decimals: fewer tokens than it accounts for are not padding."""
+_HALF_RECOMPUTED = 7.0 / 6.0
+"""Hardware FLOPs over the model's, if half of the forward pass, 2 of 6 FLOPs per parameter and token, is repeated."""
 _DEGREES = ("tensor", "pipeline", "data", "context", "expert")
 
 
@@ -37,8 +52,11 @@ def interval_fields(event: LogEvent, facts: Facts, *, steps: int, seconds: float
     if tokens is None and isinstance(sequence, float):
         tokens = scaled(samples, sequence)
     model, hardware = (scaled(rate, seconds + paused) for rate in (_flops(event, facts), event.hardware_flops))
-    # In fine-tuning the rest of the tokens are prompts.
-    unpadded = scaled(event.unpadded_tokens, share) if facts.get("use_sft") == "False" else None
+    if facts.get("recompute") == "half":
+        hardware = scaled(model, _HALF_RECOMPUTED)
+    # In fine-tuning the rest of the tokens are prompts; in preference training pairs of answers are counted.
+    plain = facts.get("use_sft") == "False" and facts.get("use_dpo") != "True"
+    unpadded = scaled(event.unpadded_tokens, share) if plain else None
     return {
         "seconds": seconds,
         "steps": steps,
@@ -47,22 +65,29 @@ def interval_fields(event: LogEvent, facts: Facts, *, steps: int, seconds: float
         "padding": _padding(tokens, unpadded, rounded=_ROUNDED_SECONDS * steps / seconds),
         "model_flops": model,
         # It may be below model_flops by rounding.
-        "hardware_flops": None if hardware is None or hardware < (model or 0.0) else hardware,
+        "hardware_flops": None if hardware is None else max(hardware, model or 0.0),
+        "model_flops_16bit": _flops_16bit(tokens, model, facts),
     }
 
 
 def job_fields(facts: Facts) -> dict[str, Any]:
     """Fields of a Message that are constant for the job."""
     degrees = {name: found for name in _DEGREES if (found := rank_count(facts, name)) is not None}
-    granularity = facts.get("recompute")
+    # torchtitan names no mode where it recomputes nothing; the peak comes after the place where it would have.
+    granularity = facts.get("recompute", "None" if "peak" in facts else "")
     return {
         "gpus": 1,
         "world_size": rank_count(facts, "world"),
         "parallel": Degrees(**degrees) if degrees else None,
         "pipeline": _schedule(facts),
-        "recompute": {"None": "none", "selective": "selective", "full": "full"}.get(str(granularity), ""),
+        "recompute": _RECOMPUTE.get(granularity, ""),
         "dtype": _precision(facts),
     }
+
+
+_RECOMPUTE: Mapping[float | str, str] = {
+    "None": "none", "selective": "selective", "half": "selective", "full": "full",
+}  # fmt: skip
 
 
 def encode_loss(loss: float | None) -> Any:
@@ -79,6 +104,22 @@ def rank_count(facts: Facts, name: str) -> int | None:
 def _flops(event: LogEvent, facts: Facts) -> float | None:
     peak = facts.get("peak")
     return event.flops if event.flops is not None else scaled(event.mfu, peak if isinstance(peak, float) else None)
+
+
+def _flops_16bit(tokens: float | None, model: float | None, facts: Facts) -> float | None:
+    """FLOPs of attention's products and of the output layer, which FP8 and FP4 training leaves in 16 bits.
+
+    None with another format, or if the model's shape is not known.
+    """
+    shape = [facts.get(name) for name in ("layers", "heads", "head_size", "sequence", "hidden", "vocabulary")]
+    sizes = [int(size) for size in shape if isinstance(size, float) and size <= _LARGEST_SIZE]
+    if len(sizes) < len(shape) or facts.get("latent") == "True":
+        return None
+    if tokens is None or model is None or _precision(facts) not in NARROW_DTYPES:
+        return None
+    layers, heads, head_size, sequence, hidden, vocabulary = sizes
+    attention = attention_flops(Shape(1.0, layers=layers, heads=heads, head_size=head_size, sequence=sequence))
+    return min(model, tokens * (attention + 6.0 * hidden * vocabulary))
 
 
 def _padding(tokens: float | None, trained: float | None, *, rounded: float) -> float | None:
@@ -106,6 +147,8 @@ SILENT_SECONDS = 30.0
 """Time without lines of the main writer after which another writer may continue from the last step."""
 SILENT_BACK_SECONDS = 60.0
 """The same for a writer that goes back to an earlier step."""
+_LONGEST_SILENCE = 600.0
+"""A writer whose lines are further apart is silent only after twice that time, but after this at the latest."""
 SAME_START_SECONDS = 60.0
 """Starts at the same step within this time are lines of several ranks."""
 _RECENT = 256
@@ -113,6 +156,12 @@ _RECENT = 256
 _FIRST_STEPS = 100
 """If a log was read from its beginning and its first step is at most this, the run started at step 0."""
 _DAY = 86_400.0
+_HOUR = 3600.0
+_CLOCK_CHANGE_SECONDS = 60.0
+"""If timestamps differ by an hour more or less than the times of reading, within this, the clock was changed."""
+_MIXED_ROLLBACKS = 3
+_MIXED_LINES, _MIXED_SECONDS = 16, 300.0
+"""So many steps that go back, although nothing was started, in so few lines or seconds: several trainings write."""
 
 
 class LineTime(Struct, frozen=True):
@@ -124,10 +173,16 @@ class LineTime(Struct, frozen=True):
     """Monotonic nanoseconds."""
 
     def since(self, before: "LineTime") -> float:
-        """Seconds since `before`; from the timestamps if both lines have one."""
+        """Seconds since `before`; from the timestamps if both lines have one.
+
+        They are local times: when summer time begins or ends, they jump by an hour.
+        """
+        read = (self.read_at - before.read_at) / SECOND
         if self.timestamp is None or before.timestamp is None:
-            return (self.read_at - before.read_at) / SECOND
-        return self.timestamp - before.timestamp
+            return read
+        stamped = self.timestamp - before.timestamp
+        changed = abs(abs(stamped - read) - _HOUR) < _CLOCK_CHANGE_SECONDS
+        return stamped - math.copysign(_HOUR, stamped - read) if changed else stamped
 
 
 class StepSequence:
@@ -136,6 +191,8 @@ class StepSequence:
     def __init__(self, *, fresh: bool = False) -> None:
         self.step: int | None = None
         """The last counted step; None before the first."""
+        self._first_step = 1
+        """The step of a run's first line."""
         self._fresh, self._has_gap, self._steps_per_line = fresh, False, 0
         self._interval_start: LineTime | None = None
         self._interval_step = 0
@@ -145,7 +202,8 @@ class StepSequence:
         self._resumed: tuple[LineTime, int] | None = None
         """When and at which step the interval went on after a pause whose beginning is unknown."""
         self._recent: dict[int, LineTime] = {}
-        self._main_writer, self._last_line_at = "", 0
+        self._main_writer, self._last_line_at, self._between_lines = "", 0, 0.0
+        self._lines, self._rollbacks = 0, deque[tuple[int, LineTime]](maxlen=_MIXED_ROLLBACKS)
         self._started: int | None = None
         self._start_seen: tuple[int, LineTime] | None = None
 
@@ -155,13 +213,38 @@ class StepSequence:
             return True
         back = step <= self.step
         if not self.is_main_writer(writer):
-            quiet = (at.read_at - self._last_line_at) / SECOND
-            return quiet > (SILENT_BACK_SECONDS if back else SILENT_SECONDS) and not (back and self._is_older(at))
+            silent = max(
+                SILENT_BACK_SECONDS if back else SILENT_SECONDS, min(2.0 * self._between_lines, _LONGEST_SILENCE)
+            )
+            return (at.read_at - self._last_line_at) / SECOND > silent and not (back and self._is_older(at))
         return not back or not (self._is_older(at) or self._is_copy(step, at))
 
     def is_restart(self, step: int) -> bool:
         """Whether the run was restarted before this step."""
         return bool(self._started) or (self.step is not None and step <= self.step)
+
+    def goes_back(self, step: int) -> bool:
+        """Whether this step, or the start before it, comes before the last counted step."""
+        if self.step is None:
+            return False
+        return step <= self.step if self._started is None else self._started < self.step
+
+    def begin_run(self) -> None:
+        """Begin another run: its steps have nothing to do with those before."""
+        self.step, self._fresh, self._has_gap, self._steps_per_line = None, True, False, 0
+        self._recent.clear()
+        self._rollbacks.clear()
+        if self._started is None:
+            self._interval_start = None
+
+    def is_mixed(self, step: int, at: LineTime) -> bool:
+        """Whether the steps of several trainings alternate: they go back again and again, although none was started."""
+        if self._started is not None or not self.goes_back(step) or step <= self._first_step:
+            return False
+        self._rollbacks.append((self._lines, at))
+        lines, first = self._rollbacks[0]
+        close = self._lines - lines <= _MIXED_LINES or at.since(first) <= _MIXED_SECONDS
+        return len(self._rollbacks) == _MIXED_ROLLBACKS and close
 
     def interval(self, step: int, step_seconds: float | None, at: LineTime) -> tuple[int, float, float]:
         """Number of steps that the line covers, their seconds, and those of pauses over which its rates are means, too.
@@ -183,6 +266,8 @@ class StepSequence:
     def record(self, step: int, writer: str, at: LineTime) -> None:
         """Count the step."""
         base = self._base(step)
+        if self.step is None and base == 0:
+            self._first_step = step
         if self.is_restart(step):
             self._recent.clear()
         self._steps_per_line = self._steps_per_line if base is None else step - base
@@ -190,6 +275,8 @@ class StepSequence:
             base is None or self._interval_start is None or at.since(self._interval_start) > 0.0
         ):  # otherwise the next interval includes these steps
             self._restart_interval(at, step)
+        self._between_lines = (at.read_at - self._last_line_at) / SECOND if writer == self._main_writer else 0.0
+        self._lines += 1
         self.step, self._main_writer, self._last_line_at = step, writer, at.read_at
         self._started, self._has_gap = None, False
         self._recent[step] = at
@@ -268,8 +355,10 @@ class StepSequence:
         return known is not None and at.since(known) < COPY_SECONDS
 
     def _is_older(self, at: LineTime) -> bool:
-        last = None if self._interval_start is None else self._interval_start.timestamp
-        return last is not None and at.timestamp is not None and at.timestamp < last
+        last = self._interval_start
+        if last is None or last.timestamp is None or at.timestamp is None:
+            return False
+        return at.since(last) < 0.0
 
 
 _VALIDATION = "validation loss"
@@ -309,8 +398,11 @@ class LogTracker:
             "save": self._on_save, "saved": self._on_saved, "detached": self._on_detached,
             "load": self._on_load, "loaded": self._on_loaded, "start": self._on_start,
             "validate": self._on_validate, "evaluated": self._on_evaluated, "validated": self._on_validated,
-            "facts": self._on_facts,
+            "end": self._on_end, "facts": self._on_facts,
         }  # fmt: skip
+        self.ambiguous = False
+        """Several trainings write to the log: nothing is reported of it any more."""
+        self._runs = 1
         self.reset()
 
     def reset(self, *, fresh: bool = False) -> None:
@@ -319,7 +411,7 @@ class LogTracker:
         self._phase: Phase = ""
         self._just_saved, self._saved_step = False, -1
         self._total: int | None = None
-        self._expects_total = False
+        self._expects_total = self._ended = False
         self._first_bars: dict[int | None, _FirstBar] = {}
         """By the bar's total, until the training's is known."""
         self._bar_event: tuple[LogEvent, str, LineTime] | None = None
@@ -332,7 +424,8 @@ class LogTracker:
     def handle(self, event: LogEvent, *, writer: str, at: LineTime) -> list[TimedMessage]:
         """Messages that follow from a line of `writer`."""
         before = [] if event.kind in ("bar", "facts") else self.flush_bar()
-        return [*before, *self._handlers[event.kind](event, writer, at)]
+        messages = [*before, *self._handlers[event.kind](event, writer, at)]
+        return [] if self.ambiguous else messages
 
     def flush_bar(self) -> list[TimedMessage]:
         """Messages of the progress bar's last position; called once per poll, because bars are redrawn often."""
@@ -348,10 +441,16 @@ class LogTracker:
         sequence, step = self.sequence, event.step or 0
         if not step or not sequence.is_new(step, writer, at):
             return []
+        if self._ended and sequence.goes_back(step):
+            self._begin_run()
+        self.ambiguous = self.ambiguous or sequence.is_mixed(step, at)
+        if self.ambiguous:
+            return []
         steps, seconds, paused = sequence.interval(step, event.step_seconds, at)
         message = Message(
             **interval_fields(event, self._facts, steps=steps, seconds=seconds, paused=paused),
             **job_fields(self._facts),
+            run=f"{OWN_RUN}{self._runs}" if self._runs > 1 else "",
             step=step,
             loss=encode_loss(event.loss),
             restart=sequence.is_restart(step),
@@ -360,14 +459,24 @@ class LogTracker:
         )
         sequence.record(step, writer, at)
         self._just_saved = False
+        total = self._facts.get("steps") if event.total is None else event.total
+        self._ended = isinstance(total, (int, float)) and step >= total
         return [TimedMessage(message, seconds)]
+
+    def _begin_run(self) -> None:
+        """Begin another run of the job, after the end of the one before."""
+        self.sequence.begin_run()
+        self._runs, self._ended, self._first_bars = self._runs + 1, False, {}
 
     def _on_bar(self, event: LogEvent, writer: str, at: LineTime) -> list[TimedMessage]:
         if self._expects_total:
             self._choose_bar(event.total)
-        elif self._total is None and len(self._first_bars) < _BARS:
+        elif (self._total is None or self._ended) and len(self._first_bars) < _BARS:
             self._first_bars.setdefault(event.total, _FirstBar(event.step or 0, writer, at)).move(event.step or 0)
         if event.total == self._total:
+            if self._ended and event.step == 0:
+                self._begin_run()
+                self.sequence.record(0, writer, at)
             self._bar_event = None if event.step == self.sequence.step else (event, writer, at)
             return []
         # Only an evaluation draws a second bar during training; a full bar is redrawn after its end.
@@ -377,8 +486,10 @@ class LogTracker:
 
     def _choose_bar(self, total: int | None) -> None:
         """Take the bar for the training's: its steps count from its beginning on, which may be long ago."""
-        self._total, self._expects_total = total, False
         first = self._first_bars.get(total)
+        if self._ended and total != self._total:
+            self._begin_run()
+        self._total, self._expects_total = total, False
         if first is not None and self.sequence.step is None:
             self.sequence.record(first.step, first.writer, first.at)
         self._first_bars = {}
@@ -438,6 +549,10 @@ class LogTracker:
         value = encode_loss(event.value)
         quality = Quality(value, _VALIDATION, falls=True) if isinstance(value, float) else None
         return [TimedMessage(Message(quality=quality, epoch=event.epoch, phase=self._resume_compute()))]
+
+    def _on_end(self, _event: LogEvent, _writer: str, _at: LineTime) -> list[TimedMessage]:
+        self._ended = self.sequence.step is not None
+        return []
 
     def _on_facts(self, event: LogEvent, _writer: str, _at: LineTime) -> list[TimedMessage]:
         if len(self._facts) < _FACTS:

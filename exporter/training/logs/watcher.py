@@ -145,11 +145,12 @@ COUNTS = (
     "log_files", "log_lines", "log_understood", "log_messages", "log_truncated", "log_behind", "log_skipped",
     "log_too_long",
     "log_not_a_file", "log_owner", "log_shared", "log_too_many", "log_unreadable", "log_absurd", "log_dropped",
+    "log_mixed",
 )  # fmt: skip
 """Names of all counts. Files opened; lines read, and lines parsed; messages; files truncated, left for later because
 they or others of their user grow too fast, or then skipped in part; lines too long. Then rejections: not a regular
 file, not the job's, used by two jobs, too many files, not readable; messages with invalid values; messages dropped
-because the queue was full."""
+because the queue was full; logs of several trainings beside each other."""
 MOST_FILES = 256
 """Maximum files followed at the same time."""
 FILE_BYTES = 256 * 1024
@@ -160,7 +161,7 @@ ALL_RATE, ALL_BURST = 512 * 1024, 2 * 1024 * 1024
 """Maximum bytes read of all files."""
 FRESH_BYTES = 1024 * 1024
 """A larger file is treated as one that existed before its job was detected."""
-HEAD_BYTES = 64 * 1024
+HEAD_BYTES = 128 * 1024
 TAIL_BYTES = 16 * 1024
 """Bytes read at the beginning and at the end of an existing log."""
 SEARCH_INTERVAL = 5 * SECOND
@@ -209,7 +210,10 @@ class LogWatcher:
         self._files: dict[FileKey, _OpenLog] = {}
         self._jobs: dict[str, _JobLogs] = {}
         self._present: set[FileKey] = set()
-        self._shared: set[FileKey] = set()
+        self._running: set[str] = set()
+        """Jobs with a process at this poll."""
+        self._shared: dict[FileKey, int] = {}
+        """Files of two jobs, and when they were last found."""
         self._refused: set[str] = set()
         self._searched_at, self._polls = -SEARCH_INTERVAL, 0
         self._budget = TokenBucket(ALL_BURST, ALL_RATE / SECOND)
@@ -218,7 +222,7 @@ class LogWatcher:
 
     def poll(self, now: int, *, wall: int, processes: Sequence[WorkloadProcess]) -> list[LoggedMessage]:
         """Messages from what was written since the last poll; `now` must not decrease. Handles all file errors."""
-        job_ids = {process.job_id for process in processes}
+        job_ids = self._running = {process.job_id for process in processes}
         new = job_ids - self._jobs.keys()
         search = bool(new) or now - self._searched_at >= SEARCH_INTERVAL
         self._searched_at = now if search else self._searched_at
@@ -246,20 +250,23 @@ class LogWatcher:
             return
         key = (found.st_dev, found.st_ino)
         file = self._files.get(key)
+        if file is not None and file.job_id not in self._running:
+            self._close(key)  # its job has ended, and the next one writes to the same file
+            file = None
         if key in self._shared or (file is not None and file.job_id != location.job_id):
-            self._reject_shared(key, location)
+            self._reject_shared(key, location, now)
         elif file is None:
             self._open(key, location, now, new=new)
         elif key not in self._present:  # the first one found in a poll has the lowest rank
             self._present.add(key)
             file.process, file.last_seen = location.process, now
 
-    def _reject_shared(self, key: FileKey, location: LogLocation) -> None:
+    def _reject_shared(self, key: FileKey, location: LogLocation, now: int) -> None:
         """Stop following a file that two jobs write to: its lines cannot be attributed."""
         self._refuse("log_shared", f"{location.path} is the log of two jobs")
         if len(self._shared) >= _REFUSALS:
             self._shared.clear()
-        self._shared.add(key)
+        self._shared[key] = now
         if key in self._files:
             self._close(key)
 
@@ -310,11 +317,18 @@ class LogWatcher:
         first = self._polls % max(1, len(turns))
         return turns[first:] + turns[:first]
 
-    def _read_job(self, job: _JobLogs, files: Iterable[_OpenLog], now: int, wall: int) -> list[LoggedMessage]:
+    def _read_job(self, job: _JobLogs, files: Sequence[_OpenLog], now: int, wall: int) -> list[LoggedMessage]:
+        if not files:
+            return []
+        if job.tracker.ambiguous:
+            self._refuse("log_mixed", f"several trainings beside each other write those of job {files[0].job_id}")
+            return []
         messages: list[tuple[TimedMessage, WorkloadProcess]] = []
+        # One process for all: rank 0 may write the checkpoints and another one the steps.
+        process = min((file.process for file in files), key=_rank_order)
         end = 0  # the last write to one of the logs
         for file in files:
-            read = [(message, file.process) for message in self._read_file(job.tracker, file, now)]
+            read = [(message, process) for message in self._read_file(job.tracker, file, now)]
             if read:
                 messages += read
                 end = max(end, min(now, now - (wall - file.tail.modified_at())))
@@ -377,6 +391,7 @@ class LogWatcher:
             del self._jobs[job_id]
         for key in [k for k, f in self._files.items() if f.job_id not in self._jobs or now - f.last_seen > EXPIRY]:
             self._close(key)
+        self._shared = {key: found for key, found in self._shared.items() if now - found <= EXPIRY}
         owners = {file.owner for file in self._files.values()}
         self._budgets = {owner: budget for owner, budget in self._budgets.items() if owner in owners}
 
