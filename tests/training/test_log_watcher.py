@@ -7,7 +7,7 @@ import subprocess
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -252,17 +252,24 @@ def test_a_log_of_two_jobs_is_nobodys(node: Make, second: bool) -> None:
     assert a.counts()["log_shared"] == 1
 
 
+@contextmanager
+def writing(path: Path) -> Iterator[int]:
+    """Pid of a process whose standard output is the file."""
+    with path.open("w") as file, subprocess.Popen(["sleep", "600"], stdout=file) as process:
+        yield process.pid
+        process.kill()
+
+
 def test_the_next_job_may_write_to_the_file_of_the_last_one(node: Make, tmp_path: Path) -> None:
     """As with --output=train.out: the file is nobody's other's while its job has no process any more."""
     a = node(FollowSettings())
     path = tmp_path / "train.out"
     for job, gap in (("101", 1.0), ("102", 40.0), ("103", 1.0)):
-        with subprocess.Popen(["sleep", "600"], stdout=path.open("w")) as writer:
-            a.processes = [WorkloadProcess(writer.pid, job)]
+        with writing(path) as pid:
+            a.processes = [WorkloadProcess(pid, job)]
             a.poll(after=gap)
             a.write("train.out", line(10))
             assert [(one.job_id, one.message.step) for one in a.poll(after=1.0)] == [(job, 10)]
-            writer.kill()
         a.processes = []
     assert "log_shared" not in a.counts()
 
@@ -284,29 +291,24 @@ def test_all_messages_of_a_job_are_of_its_lowest_rank(node: Make, tmp_path: Path
     """A file for each rank: rank 0 writes the checkpoints, the last rank the steps."""
     a = node(FollowSettings())
     with ExitStack() as stack:
-        ranks = [
-            stack.enter_context(subprocess.Popen(["sleep", "600"], stdout=(tmp_path / str(rank)).open("w")))
-            for rank in range(2)
-        ]
-        a.processes = [WorkloadProcess(rank.pid, "12", rank=str(number)) for number, rank in enumerate(ranks)]
+        pids = [stack.enter_context(writing(tmp_path / str(rank))) for rank in range(2)]
+        a.processes = [WorkloadProcess(pid, "12", rank=str(rank)) for rank, pid in enumerate(pids)]
         a.poll()
         a.write("1", line(10))
         a.write("0", "saving checkpoint at iteration      10 to /ckpt in torch_dist format")
         found = a.poll()
-        for rank in ranks:
-            rank.kill()
     assert sorted((one.message.step or 0, one.message.phase, one.pid) for one in found) == [
-        (0, "checkpoint", ranks[0].pid), (10, "", ranks[0].pid),
+        (0, "checkpoint", pids[0]), (10, "compute", pids[0]),
     ]  # fmt: skip
 
 
 def test_a_log_of_trainings_beside_each_other_is_told_once(node: Make) -> None:
     a = node()
     a.poll()
-    for step in range(100, 110):
+    for step in range(200, 210):
         a.write("12.log", line(step), line(step - 40))
         a.poll()
-    a.write("12.log", line(111))
+    a.write("12.log", line(211))
     assert a.poll() == []
     assert a.counts()["log_mixed"] == 1
 

@@ -202,7 +202,9 @@ class StepSequence:
         self._resumed: tuple[LineTime, int] | None = None
         """When and at which step the interval went on after a pause whose beginning is unknown."""
         self._recent: dict[int, LineTime] = {}
-        self._main_writer, self._last_line_at, self._between_lines = "", 0, 0.0
+        self._main_writer, self._last_line_at = "", 0
+        self._line_seconds = 0.0
+        """Seconds that the last line covered."""
         self._lines, self._rollbacks = 0, deque[tuple[int, LineTime]](maxlen=_MIXED_ROLLBACKS)
         self._started: int | None = None
         self._start_seen: tuple[int, LineTime] | None = None
@@ -214,7 +216,7 @@ class StepSequence:
         back = step <= self.step
         if not self.is_main_writer(writer):
             silent = max(
-                SILENT_BACK_SECONDS if back else SILENT_SECONDS, min(2.0 * self._between_lines, _LONGEST_SILENCE)
+                SILENT_BACK_SECONDS if back else SILENT_SECONDS, min(2.0 * self._line_seconds, _LONGEST_SILENCE)
             )
             return (at.read_at - self._last_line_at) / SECOND > silent and not (back and self._is_older(at))
         return not back or not (self._is_older(at) or self._is_copy(step, at))
@@ -261,6 +263,7 @@ class StepSequence:
             steps = step - (self._interval_step if base == self.step else base)
             seconds = self._training_seconds(self._interval_start, step, steps, at)
             paused = self._paused if self._resumed is None else 0.0
+        self._line_seconds = seconds
         return (steps, seconds, paused) if 0.0 < seconds <= _DAY else (0, 0.0, 0.0)
 
     def record(self, step: int, writer: str, at: LineTime) -> None:
@@ -275,7 +278,6 @@ class StepSequence:
             base is None or self._interval_start is None or at.since(self._interval_start) > 0.0
         ):  # otherwise the next interval includes these steps
             self._restart_interval(at, step)
-        self._between_lines = (at.read_at - self._last_line_at) / SECOND if writer == self._main_writer else 0.0
         self._lines += 1
         self.step, self._main_writer, self._last_line_at = step, writer, at.read_at
         self._started, self._has_gap = None, False
