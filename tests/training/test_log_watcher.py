@@ -256,8 +256,10 @@ def test_a_log_of_two_jobs_is_nobodys(node: Make, second: bool) -> None:
 def writing(path: Path) -> Iterator[int]:
     """Pid of a process whose standard output is the file."""
     with path.open("w") as file, subprocess.Popen(["sleep", "600"], stdout=file) as process:
-        yield process.pid
-        process.kill()
+        try:
+            yield process.pid
+        finally:
+            process.kill()
 
 
 def test_the_next_job_may_write_to_the_file_of_the_last_one(node: Make, tmp_path: Path) -> None:
