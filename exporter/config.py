@@ -75,7 +75,7 @@ class PrivacySettings(Struct, frozen=True, forbid_unknown_fields=True):
     users: Literal["keep", "hash", "drop"] = "keep"
     """keep: user names unchanged; hash: a keyed hash, equal for the same user; drop: no user names."""
     key_file: str = ""
-    """File with the secret of the hash, the same on all nodes; required for hash."""
+    """File with the secret of the hash, the same on all nodes; required for hash, advised for drop in Kubernetes."""
 
 
 class SamplingSettings(Struct, frozen=True, forbid_unknown_fields=True):

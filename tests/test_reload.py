@@ -13,7 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from exporter.agent.agent import AgentSettings
-from exporter.cli import wiring
+from exporter.cli import main, wiring
 from exporter.cli.simulate import _OwnerRules
 from exporter.cli.wiring import ConfigReloader, on_sighup, reload_in_background
 from exporter.config import (
@@ -241,6 +241,21 @@ def test_sighup_has_it_read_and_ends_nobody(tmp_path: Path) -> None:
     assert seen[0][0].log.level == "error"
     assert signal.getsignal(signal.SIGHUP) == before
     assert not stop.is_set()
+
+
+def test_sighup_before_the_command_can_reload_ends_nobody(capsys: pytest.CaptureFixture[str]) -> None:
+    before = signal.getsignal(signal.SIGHUP)
+    ends: dict[str, bool] = {}
+    try:
+        for command in ("serve", "cluster", "record", "gateway"):
+            signal.signal(signal.SIGHUP, signal.SIG_DFL)
+            with pytest.raises(SystemExit):
+                main([command, "--help"])
+            ends[command] = signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert ends == {"serve": False, "cluster": False, "record": True, "gateway": True}
+    assert capsys.readouterr().out
 
 
 def test_without_a_file_sighup_is_heeded_too(caplog: pytest.LogCaptureFixture) -> None:

@@ -141,6 +141,7 @@ def test_only_what_cannot_mend_itself_is_not_tried_again(name: str) -> None:
     service = unit(name)["Service"]
     assert service["Restart"] == ["on-failure"]
     assert service["RestartPreventExitStatus"] == [f"{wiring.USAGE}"]
+    assert service["RestartForceExitStatus"] == ["SIGHUP"], "systemd takes the end by it for a success"
     assert unit(name)["Unit"]["StartLimitIntervalSec"] == ["0"]
 
 
@@ -166,7 +167,6 @@ def test_the_units_differ_only_in_what_their_work_differs_in() -> None:
     ours, theirs, gateways = (unit(name)["Service"] for name in UNITS)
     own = {
         "ExecStart",
-        "ExecReload",
         "CPUWeight",
         "MemoryMax",
         "StateDirectory",
@@ -177,7 +177,7 @@ def test_the_units_differ_only_in_what_their_work_differs_in() -> None:
     differ = {key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key)}
     assert differ == own | devices_and_processes
     differ = {key for key in gateways.keys() | theirs.keys() if gateways.get(key) != theirs.get(key)}
-    assert differ == {"ExecStart", "ReadWritePaths"}
+    assert differ == {"ExecStart", "ExecReload", "ReadWritePaths"}
 
 
 def tmpfiles() -> Iterator[list[str]]:

@@ -6,7 +6,9 @@ Exit status 0: done; 1: failed while running; 2: wrong usage or configuration; 3
 
 import argparse
 import io
+import signal
 import sys
+import threading
 from importlib import import_module
 
 from exporter import __version__
@@ -145,6 +147,8 @@ Then its examples: what each does, and its command line after `gpu-efficiency`.
 def main(argv: list[str] | None = None) -> int:
     """Run one command and return its exit status."""
     arguments = sys.argv[1:] if argv is None else argv
+    if arguments[:1] in (["serve"], ["cluster"]) and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGHUP, lambda *_: None)  # a reload before the configuration is read must not end it
     args = build_parser(arguments[0] if arguments else "").parse_args(arguments)
     wiring = import_module("exporter.cli.wiring")
     _print_all_characters()

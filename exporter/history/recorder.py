@@ -11,7 +11,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterable
-from contextlib import closing, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, cast
 
@@ -30,7 +30,6 @@ from exporter.history.resume import (
     StartFresh,
     encode_info,
     resume_or_start_fresh,
-    start_after_read_only,
     unclosed_books,
 )
 from exporter.history.store import (
@@ -38,7 +37,8 @@ from exporter.history.store import (
     DamagedError,
     HistoryError,
     HistoryStore,
-    UnwritableError,
+    LockedError,
+    note_unsaved,
     open_if_readable,
     open_or_replace,
 )
@@ -208,12 +208,7 @@ class HistoryRecorder:
         self._thread.start()
 
     def _begin(self, agent: Agent) -> None:
-        try:
-            self._store = open_or_replace(self._path)
-        except UnwritableError:
-            with closing(HistoryStore(self._path, read_only=True)) as store:
-                start_after_read_only(store, agent, self._host_time, node=self._tracker.node)
-            raise
+        self._store = open_or_replace(self._path)
         self._tracker, at, old_books = resume_or_start_fresh(
             self._store, agent, self._tracker, self._host_time, resume_window=resume_window(self._settings)
         )
@@ -409,11 +404,13 @@ class HistoryRecorder:
         If still possible, the checkpoint in the file is marked stale, so that a restart does not resume from it. From
         then on scrapes get the newest Snapshot: an old value must not look live because a disk fails. Without the mark
         they get the saved one until the resume window is over: a restart might resume from it, and counters would
-        decrease.
+        decrease. Once they get newer ones, a note says until when, so that a restart does not count that time again.
         """
         if self._store is not None:
             with suppress(HistoryError):
                 self._mark_stale(self._store)
+        if not isinstance(err, LockedError) and (until := self._exported_until()) is not None:
+            note_unsaved(self._path, until)
         with self._wake:
             if self._status.problem != f"history: {err}":
                 log.error("history: %s; the daemon goes on, and tries again", err)
@@ -426,6 +423,12 @@ class HistoryRecorder:
         if self._store is not None:
             self._store.close()
             self._store = None
+
+    def _exported_until(self) -> int | None:
+        """Return until when scrapes have, or before the next write will have, values that are not saved (Unix ns)."""
+        with self._lock:
+            free = self._coverage.cannot_resume(self._clock.now() + round(_RETRY_SECONDS * SECOND))
+            return self._latest.wall if free and self._latest is not None else None
 
     def _trim(self) -> None:
         """Delete rows that exceed the configured age or size."""

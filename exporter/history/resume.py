@@ -18,7 +18,7 @@ from exporter.core.ledger import Gpu, Ledger
 from exporter.core.model import MS, SECOND
 from exporter.core.snapshot import DaemonMetadata, take_snapshot
 from exporter.history.job_tracker import JobTracker
-from exporter.history.store import UNREADABLE, ClosedBook, HistoryError, HistoryStore
+from exporter.history.store import UNREADABLE, ClosedBook, HistoryError, HistoryStore, unsaved_until
 
 log = logging.getLogger(__name__)
 _LONGEST_GAP = 30 * 24 * 3600 * SECOND
@@ -54,6 +54,8 @@ class StoredCheckpoint(NamedTuple):
     ledger: bytes
     tallies: bytes
     samples: bytes
+    unsaved_until: int
+    """Until when scrapes have returned values that could not be saved (Unix ns); older than the checkpoint: never."""
 
 
 class Resume(NamedTuple):
@@ -86,9 +88,8 @@ def read_checkpoint(store: HistoryStore) -> StoredCheckpoint | None:
         if info_bytes is None or ledger_bytes is None:
             return None
         info = msgspec.msgpack.decode(info_bytes, type=CheckpointInfo)
-        return StoredCheckpoint(
-            info, ledger_bytes, store.state("tallies") or _NO_TALLIES, store.state("courses") or _NO_SAMPLES
-        )
+        tallies, samples = store.state("tallies") or _NO_TALLIES, store.state("courses") or _NO_SAMPLES
+        return StoredCheckpoint(info, ledger_bytes, tallies, samples, unsaved_until(store.path))
     except UNREADABLE as err:
         raise CheckpointError(f"it cannot be read: {err}") from err
 
@@ -98,10 +99,9 @@ def decide(checkpoint: StoredCheckpoint, host_time: HostTime, *, node: str, resu
 
     Raises CheckpointError if none of it can be read.
     """
-    head, same_boot, duration, reason = _downtime(checkpoint, host_time)
-    info = checkpoint.info
-    if same_boot and not info.outrun and (info.clean or duration <= resume_window):
-        return Resume(reason, head.at)
+    downtime = _downtime(checkpoint, host_time)
+    if downtime.same_boot and not downtime.outrun and (checkpoint.info.clean or downtime.duration <= resume_window):
+        return Resume(downtime.reason, downtime.head.at)
     return close_books(checkpoint, host_time, node=node)
 
 
@@ -111,7 +111,15 @@ class _Downtime(NamedTuple):
     head: CheckpointHeader
     same_boot: bool
     duration: int
-    reason: str
+    outrun: bool
+    """Whether scrapes have returned newer values than the checkpoint's."""
+    unsaved_until: int | None
+    """Monotonic ns, of this boot, until when; None if they have not, or it is unknown."""
+
+    @property
+    def reason(self) -> str:
+        what = "was down or could not save" if self.outrun else "was down"
+        return f"the exporter {what} for {self.duration / SECOND:,.0f} s"
 
 
 def _downtime(checkpoint: StoredCheckpoint, host_time: HostTime) -> _Downtime:
@@ -121,7 +129,21 @@ def _downtime(checkpoint: StoredCheckpoint, host_time: HostTime) -> _Downtime:
         raise CheckpointError(f"it cannot be read: {err}") from err
     same_boot = checkpoint.info.boot == host_time.boot != "" and head.at <= host_time.now
     duration = host_time.now - head.at if same_boot else max(0, host_time.wall - head.wall)
-    return _Downtime(head, same_boot, duration, f"the exporter was down for {duration / SECOND:,.0f} s")
+    noted = head.wall <= (until := checkpoint.unsaved_until) <= host_time.wall  # else: before it, or of a wrong clock
+    outrun = checkpoint.info.outrun or (noted and until > head.wall)
+    return _Downtime(head, same_boot, duration, outrun, host_time.now - (host_time.wall - until) if noted else None)
+
+
+def _edges(downtime: _Downtime, host_time: HostTime) -> dict[str, int]:
+    """Return from when each GPU's time is in no earlier ledger and was in no scrape."""
+    head, same_boot, duration, outrun, unsaved_until = downtime
+    if (outrun and unsaved_until is None) or not (same_boot or duration <= _LONGEST_GAP):
+        return {}
+    shift = 0 if same_boot else host_time.now - duration - head.at
+    edges = {gpu: edge + shift for gpu, edge in head.edges.items()}
+    if unsaved_until is not None:
+        edges = {gpu: max(edge, unsaved_until) for gpu, edge in edges.items()}
+    return {gpu: edge // MS * MS for gpu, edge in edges.items()}
 
 
 def close_books(checkpoint: StoredCheckpoint, host_time: HostTime, *, node: str) -> StartFresh:
@@ -129,10 +151,8 @@ def close_books(checkpoint: StoredCheckpoint, host_time: HostTime, *, node: str)
 
     Raises CheckpointError if its header cannot be read.
     """
-    head, same_boot, duration, reason = _downtime(checkpoint, host_time)
-    shift = 0 if same_boot else host_time.now - duration - head.at
-    known = same_boot or duration <= _LONGEST_GAP
-    edges = {gpu: (edge + shift) // MS * MS for gpu, edge in head.edges.items()} if known else {}
+    downtime = _downtime(checkpoint, host_time)
+    reason, edges = downtime.reason, _edges(downtime, host_time)
     ledger, tracker = Ledger(), JobTracker(node=node, ledger_id=checkpoint.info.life)
     try:
         load_ledger(ledger, checkpoint.ledger)
@@ -218,13 +238,6 @@ def _start_fresh(agent: Agent, tracker: JobTracker, host_time: HostTime, decisio
     agent.start_fresh(decision.edges, now=host_time.now, reason=decision.reason)
     log.info("%s; its books are closed, and counters restart at 0", decision.reason)
     return ResumeResult(tracker, closed=decision)
-
-
-def start_after_read_only(store: HistoryStore, agent: Agent, host_time: HostTime, *, node: str) -> None:
-    """Start the agent where the books end in a store that can be read but not written. Raises HistoryError."""
-    decision = unclosed_books(store, JobTracker(node=node, ledger_id=""), host_time)
-    if decision is not None:
-        agent.start_fresh(decision.edges, now=host_time.now, reason=decision.reason)
 
 
 def unclosed_books(store: HistoryStore, tracker: JobTracker, host_time: HostTime) -> StartFresh | None:

@@ -79,10 +79,9 @@ _MODE = 0o640
 _DAMAGE = ("malformed", "not a database", "disk image", "file is encrypted")
 
 
-_LET_WRITE = "let this daemon write it, or set history.file to where it may"
 _CURES = {
     "make room on its disk, or set history.file to another one": ("full", "No space"),
-    _LET_WRITE: ("readonly", "Read-only"),
+    "let this daemon write it, or set history.file to where it may": ("readonly", "Read-only"),
     "does its folder exist, and may this daemon write there? else set history.file": ("unable to open", "No such file"),
     "may this daemon write there? else set history.file": ("Permission",),
     "does another daemon use the same store?": ("locked",),
@@ -99,10 +98,6 @@ class HistoryError(OSError):
 
 class DamagedError(HistoryError):
     """The file is not a history store, or a damaged one."""
-
-
-class UnwritableError(HistoryError):
-    """The store cannot be written; reading may work."""
 
 
 class LockedError(HistoryError):
@@ -143,7 +138,7 @@ def lock_store(path: Path) -> int:
 
     On a file system without locks, every caller succeeds.
     """
-    lock = os.open(f"{path}-lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _MODE)
+    lock = os.open(_lock_file(path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _MODE)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -154,6 +149,27 @@ def lock_store(path: Path) -> int:
     except OSError:
         pass
     return lock
+
+
+def note_unsaved(path: Path, until: int) -> None:
+    """Note that scrapes have returned values of times up to `until` (Unix ns) that could not be saved.
+
+    The note is the lock file's modification time: it needs no room on a full disk. A read-only disk does not take it.
+    """
+    with suppress(OSError):
+        os.utime(_lock_file(path), ns=(until, until))
+
+
+def unsaved_until(path: Path) -> int:
+    """Return the latest note, else when the lock file was made; Unix ns, 0 without such a file."""
+    try:
+        return _lock_file(path).stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+def _lock_file(path: Path) -> Path:
+    return Path(f"{path}-lock")
 
 
 def file_identity(path: Path) -> tuple[int, int] | None:
@@ -199,10 +215,9 @@ def _history_error(err: Exception, path: Path) -> HistoryError:
     message = str(err)
     if isinstance(err, UNREADABLE) or any(marker in message for marker in _DAMAGE):
         return DamagedError(f"{path}: damaged ({message})")
-    message = message.removesuffix(f": '{path}-lock'")
+    message = message.removesuffix(f": '{_lock_file(path)}'")
     cure = next((cure for cure, texts in _CURES.items() if any(text in message for text in texts)), _UNKNOWN_CURE)
-    kind = UnwritableError if cure == _LET_WRITE or "Permission" in message else HistoryError
-    return kind(f"{path}: {message}: {cure}")
+    return HistoryError(f"{path}: {message}: {cure}")
 
 
 def _wal(path: Path) -> Path:

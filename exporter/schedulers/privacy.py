@@ -39,9 +39,12 @@ _SYSTEM_USERS = ("root", "nobody")
 class UserMask:
     """Masks user names: hashes them with a key, or drops them."""
 
-    def __init__(self, key: bytes, *, drop: bool = False) -> None:
-        """With `drop`, user names become empty; in job ids they are hashed, so that two users' jobs stay distinct."""
-        self._key, self._drop = key, drop
+    def __init__(self, key: bytes | None, *, drop: bool = False) -> None:
+        """With `drop`, user names become empty; in job ids they are hashed, so that two users' jobs stay distinct.
+
+        Without a key the hashes are those of this process alone.
+        """
+        self._key, self.has_key, self._drop = key or os.urandom(_LONGEST_KEY), key is not None, drop
         self._names: dict[str, None] = {}
         self._pattern: re.Pattern[str] | None = None
         self.owner = lru_cache(maxsize=_MOST_NAMES)(self._owner)
@@ -95,6 +98,11 @@ class MaskedScheduler:
     def __init__(self, scheduler: Scheduler, mask: UserMask) -> None:
         self._scheduler, self._mask = scheduler, mask
         self.name, self.node = scheduler.name, scheduler.node
+        if self.name == "kubernetes" and not mask.has_key:
+            log.warning(
+                'privacy.users = "drop" without privacy.key_file: a job that is named after its user has another id on'
+                " each node and after each restart; see docs/security.md"
+            )
         self._masked_jobs: dict[str, str] = {}
         """Masked job ids of the last poll, by true id."""
 
@@ -132,9 +140,7 @@ def open_mask(privacy: PrivacySettings) -> UserMask | None:
     """Return the configured mask; None when names are kept. Raises ConfigError if the key file cannot be used."""
     if privacy.users == "keep":
         return None
-    if privacy.users == "drop":
-        return UserMask(os.urandom(_LONGEST_KEY), drop=True)
-    return UserMask(_read_key(Path(privacy.key_file)))
+    return UserMask(_read_key(Path(privacy.key_file)) if privacy.key_file else None, drop=privacy.users == "drop")
 
 
 def _read_key(path: Path) -> bytes:

@@ -178,6 +178,23 @@ def test_killed_it_comes_back_and_makes_its_socket_anew(node: Node) -> None:
     assert node.machine.tried("ss", "-xl").stdout.count("/run/gpu-efficiency/report.sock") == 1
 
 
+@pytest.mark.parametrize("program", ["", "/usr/bin/sleep 600"])
+def test_reloaded_before_it_can_handle_that_it_comes_back(node: Node, program: str) -> None:
+    """The second program never can."""
+    start = f"ExecStart=\nExecStart={program}\n" if program else ""
+    node.drop_in("soon", f"[Service]\nRestartSec=100ms\n{start}")
+    node.machine.run("systemctl", "daemon-reload")
+    node.machine.run("systemctl", "restart", UNIT)
+    before = node.pid()
+    node.machine.run("systemctl", "reload", UNIT)
+    if program:
+        wait_for(lambda: node.pid() not in {0, before}, "systemd starts it again")
+    else:
+        node.until(lambda page: page.total("ticks_total"), "it samples")
+    node.machine.run("systemctl", "stop", UNIT)
+    assert node.state() == ("inactive", "dead")
+
+
 def test_a_configuration_that_cannot_be_used_is_not_tried_again(node: Node) -> None:
     node.machine.path(CONFIG).write_text("sauce = 'nvml'\n")
     node.machine.tried("systemctl", "restart", UNIT)

@@ -23,10 +23,9 @@ from exporter.history.resume import (
     encode_info,
     read_checkpoint,
     resume_or_start_fresh,
-    start_after_read_only,
     unclosed_books,
 )
-from exporter.history.store import HistoryError, HistoryStore, boot_id, store_path
+from exporter.history.store import HistoryError, HistoryStore, boot_id, note_unsaved, store_path
 from tests.history.player import story
 
 YOUNG = 150 * SECOND
@@ -216,10 +215,41 @@ def test_of_an_empty_store_nothing_comes(tmp_path: Path) -> None:
         assert came(store, moment(1))[1].closed is None
 
 
-def test_a_store_that_may_only_be_read_still_says_from_where_to_count(store: HistoryStore) -> None:
-    agent = Agent(meta=DaemonMetadata())
-    start_after_read_only(store, agent, moment(20), node="node")
+@pytest.mark.parametrize("boot", ["boot", "another"])
+@pytest.mark.parametrize("about", [{}, {"clean": True}, {"outrun": True}])
+def test_what_was_scraped_and_not_saved_is_not_counted_again(
+    store: HistoryStore, about: dict[str, Any], boot: str
+) -> None:
+    fill(store, **about)
+    note_unsaved(store.path, left_behind().wall + 5 * SECOND)
+    now = moment(20, boot=boot)
+    agent, found = came(store, now)
+    assert found.checkpoint_at is None
+    assert set(agent.ledger.paid_since.values()) == {now.now - 15 * SECOND}
     assert agent.ledger.paid_since.keys() == left_behind().ledger.gpus.keys()
+    assert found.closed.reason == "the exporter was down or could not save for 20 s"
+
+
+def test_where_nobody_noted_how_much_was_scraped_it_counts_from_the_first_reading(store: HistoryStore) -> None:
+    fill(store, outrun=True)
+    agent, found = came(store, moment(20))
+    assert not agent.ledger.paid_since
+    assert found.closed.closed
+
+
+@pytest.mark.parametrize("away", [-3600, 0, 21])
+def test_a_note_from_before_the_checkpoint_or_of_the_future_says_nothing(store: HistoryStore, away: int) -> None:
+    note_unsaved(store.path, left_behind().wall + away * SECOND)
+    assert came(store, moment(20))[1].checkpoint_at == left_behind().at
+
+
+def test_of_a_checkpoint_that_nothing_outran_the_note_says_that_its_edges_count(store: HistoryStore) -> None:
+    """The mark is made whatever has failed; a store that was only too large was not outrun."""
+    fill(store, outrun=True)
+    note_unsaved(store.path, left_behind().wall)
+    agent, found = came(store, moment(20))
+    assert found.checkpoint_at is None
+    assert set(agent.ledger.paid_since.values()) == {left_behind().at}
 
 
 def test_books_of_another_life_are_closed_before_they_are_written_over_and_ones_own_are_not(

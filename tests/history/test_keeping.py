@@ -290,6 +290,51 @@ def test_while_a_file_takes_nothing_scrapes_are_told_what_a_restart_would_go_on_
     assert life.scrape() is life.agent.latest()
 
 
+@pytest.mark.parametrize("boot", ["boot", "another"])
+def test_what_a_disk_did_not_take_is_not_counted_again_by_the_next_daemon(
+    live: Live, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, boot: str
+) -> None:
+    """Prometheus adds up what it scraped of all of them."""
+    path, paid = tmp_path / "history.db", list[int]()
+
+    def nothing(_: HistoryStore, **__: Any) -> None:
+        raise HistoryError("full")
+
+    def stop(life: Played) -> None:
+        until(lambda: life.scrape() is life.agent.latest(), "the newest values are scraped")
+        paid.append(_paid(life))
+        life.end()
+
+    stopped = live(path)
+    play(stopped, 0, 20)
+    stop(stopped)
+    with monkeypatch.context() as broken:
+        broken.setattr(HistoryStore, "write", nothing)
+        never_saved = live(path, every=0.05)
+        play(never_saved, 21, 40)
+        stop(never_saved)
+    later = live(path, every=0.05)
+    play(later, 41, 60)
+    until(lambda: later.history.status().saved_at, "a checkpoint")
+    with monkeypatch.context() as broken:
+        broken.setattr(HistoryStore, "write", nothing)
+        until(lambda: not later.history.status().works, "it fails")
+        play(later, 60, 80)
+        stop(later)
+    last = live(path, boot=boot)
+    play(last, 81, 83)
+    paid.append(_paid(last))
+    whole = live(tmp_path / "whole.db")
+    play(whole, 0, 83)
+    assert sum(paid) == _paid(whole)
+
+
+def _paid(life: Played) -> int:
+    newest = life.agent.latest()
+    assert newest is not None
+    return sum(gpu.counters.now.paid for gpu in newest.gpus)
+
+
 def test_two_of_them_on_one_file_do_not_meet(live: Live, tmp_path: Path) -> None:
     path = tmp_path / "history.db"
     one, other = live(path, every=0.05), live(path, every=0.05)

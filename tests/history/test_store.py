@@ -20,7 +20,6 @@ from exporter.history.store import (
     HistoryStore,
     JobRecordSummary,
     LockedError,
-    UnwritableError,
     open_if_readable,
     open_or_replace,
     open_read_only,
@@ -422,13 +421,13 @@ def test_errors_say_what_to_do(tmp_path: Path) -> None:
         HistoryStore(folder)
 
 
-def test_one_that_may_not_be_written_can_perhaps_be_read(store: HistoryStore, path: Path) -> None:
+def test_of_one_that_may_not_be_written_it_says_who_is_to_let_it(store: HistoryStore, path: Path) -> None:
     store.close()
     with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as db, pytest.raises(sqlite3.Error) as caught:
         db.execute("DELETE FROM event")
     from exporter.history.store import translated_errors  # noqa: PLC0415  needed here only
 
-    with pytest.raises(UnwritableError, match="let this daemon write it"), translated_errors(path):
+    with pytest.raises(HistoryError, match="let this daemon write it"), translated_errors(path):
         raise caught.value
 
 

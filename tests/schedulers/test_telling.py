@@ -232,9 +232,32 @@ def test_with_names_dropped_people_who_share_a_gpu_share_no_job(tmp_path: Path, 
 
 def test_keep_needs_no_secret_and_drop_none_either(tmp_path: Path) -> None:
     assert open_mask(PrivacySettings()) is None
-    mask = open_mask(PrivacySettings("drop", f"{tmp_path}/none"))
+    mask = open_mask(PrivacySettings("drop"))
     assert mask is not None
     assert mask.user("alice") == ""
+    with pytest.raises(ConfigError, match="cannot be read"):
+        open_mask(PrivacySettings("drop", f"{tmp_path}/none"))
+
+
+def test_dropped_with_a_secret_a_job_has_one_id_on_all_its_nodes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "key").write_bytes(KEY)
+    job = Owner("ml/job/alice-train", "kubernetes", "alice", namespace="ml", name="alice-train")
+    ids: dict[str, set[str]] = {}
+    for key_file in ("", f"{tmp_path}/key"):
+        caplog.clear()
+        for _ in range(2):
+            mask = open_mask(PrivacySettings("drop", key_file))
+            assert mask is not None
+            scheduler = FakeScheduler()
+            scheduler.name = "kubernetes"
+            MaskedScheduler(scheduler, mask)
+            ids.setdefault(key_file, set()).add(mask.owner(job).job_id)
+            assert mask.owner(job).name == "user-train"
+        assert ("another id on each node" in caplog.text) is (not key_file)
+    assert [len(each) for each in ids.values()] == [2, 1]
+    assert not any("alice" in each for each in ids[f"{tmp_path}/key"])
 
 
 def test_the_secret_is_read_from_its_file_and_white_space_around_it_is_none_of_it(tmp_path: Path) -> None:
