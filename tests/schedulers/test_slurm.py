@@ -17,6 +17,7 @@ from exporter.schedulers.slurm.notation import Gres
 from exporter.schedulers.slurm.scheduler import SlurmScheduler, open_slurm
 from tests.ordinary import hidden
 from tests.schedulers.slurm_rig import BATCH, BEGIN, DEVICES, EXTERN, NODE, Proc, Rig, bind, job
+from tests.waiting import wait_for
 
 Slots = dict[str, tuple[Slot, ...]]
 NO_ANSWER = "slurmd -N node1 -G: no answer within 30 s"
@@ -852,7 +853,7 @@ def test_it_opens_on_a_node_and_closes(slurm_conf: Callable[..., Config], tmp_pa
     (tmp_path / "spool/a1").mkdir(parents=True)
     (tmp_path / "proc").mkdir()
     scheduler = open_slurm(slurm_conf(f"NodeName=a1 NodeHostname={host} CPUs=1\n"))
-    assert scheduler.poll(BEGIN, DEVICES, ()) is not None or scheduler.poll(BEGIN, DEVICES, ()) is not None
+    wait_for(lambda: scheduler.poll(BEGIN, DEVICES, ()) is not None, "the list of GPUs")
     assert scheduler._controller.alive
     scheduler.close()
     assert not scheduler._controller.alive
