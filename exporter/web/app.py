@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from math import inf
 from threading import Lock
+from types import ModuleType
 from typing import Annotated, Any, cast
 
 import msgspec
@@ -102,14 +103,18 @@ _NUMBER = re.compile(r"[0-9]{1,20}(\.[0-9]{0,20})?([eE][+-]?[0-9]{1,3})?")
 """A non-negative number as JSON and shells write it; float() accepts much more."""
 
 
-def _unix_time(text: str) -> float:
+def _unix_time(text: str | float) -> float:
+    if not isinstance(text, str):
+        return text  # a default: FastAPI before 0.150 checks those as well
     seconds = float(text) if _NUMBER.fullmatch(text) else inf
     if seconds == inf:
         raise ValueError("is no time in Unix seconds, such as 1767225600")
     return seconds
 
 
-def _count(text: str) -> int:
+def _count(text: str | int) -> int:
+    if not isinstance(text, str):
+        return text
     if not (text.isascii() and text.isdigit() and 1 <= int(text[:_SHOWN_CHARS]) <= MAX_ITEMS):
         raise ValueError(f"is no whole number from 1 to {MAX_ITEMS}")
     return int(text)
@@ -335,10 +340,14 @@ def create_app(
 
 @contextmanager
 def without_pydantic_v1() -> Iterator[None]:
-    """For each parameter FastAPI checks whether its type is of pydantic 1; importing that copy would cost 1.4 MiB."""
+    """For each parameter FastAPI checks whether its type is of pydantic 1; importing that copy would cost 1.4 MiB.
+
+    In its place is a module with a class that nothing derives from: FastAPI 0.128.0 needs one.
+    """
     absent = "pydantic.v1" not in sys.modules
     if absent:
-        sys.modules["pydantic.v1"] = None  # type: ignore[assignment]  # makes the import fail, which FastAPI allows for
+        sys.modules["pydantic.v1"] = stand_in = ModuleType("pydantic.v1")
+        vars(stand_in)["BaseModel"] = type("BaseModel", (), {})
     try:
         yield
     finally:
