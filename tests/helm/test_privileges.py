@@ -106,6 +106,25 @@ def test_what_holds_for_every_mode(name: str) -> None:
         assert spec["enableServiceLinks"] is False
 
 
+@pytest.mark.parametrize("name", ENVIRONMENTS)
+def test_a_bundle_for_a_bug_report_can_be_written(name: str) -> None:
+    """The root is read-only: docs/install-check.md writes the archive to /tmp, with temporary files."""
+    found = environment(name)
+    assert [m for m in container(found)["volumeMounts"] if m["mountPath"] == "/tmp"] == [TMP]  # noqa: S108
+    assert {"name": "tmp", "emptyDir": {"sizeLimit": "64Mi"}} in pod(found)["spec"]["volumes"]
+
+
+TMP = {"name": "tmp", "mountPath": "/tmp"}  # noqa: S108
+
+
+def test_a_volume_of_the_users_own_at_tmp_is_the_only_one_there() -> None:
+    own = {"name": "scratch", "mountPath": "/tmp/"}  # noqa: S108
+    found = manifests(IMAGE | {"extraVolumes": [{"name": "scratch", "emptyDir": {}}], "extraVolumeMounts": [own]})
+    assert own in container(found)["volumeMounts"]
+    assert TMP not in container(found)["volumeMounts"]
+    assert "tmp" not in {volume["name"] for volume in pod(found)["spec"]["volumes"]}
+
+
 ELSEWHERE = {"source": "dcgm", "dcgm": {"address": "a:5555"}}
 
 

@@ -169,12 +169,17 @@ readinessProbe:
 {{- if or (include "gpu-efficiency.web.secret" .) .Values.web.tlsSecret .Values.privacy.existingSecret -}}true{{- end -}}
 {{- end -}}
 
+{{- /* "true" if a volume of the user's own is mounted there: (list $ path). */ -}}
+{{- define "gpu-efficiency.mounted" -}}
+{{- $path := index . 1 -}}
+{{- range (index . 0).Values.extraVolumeMounts -}}
+{{- if eq (trimSuffix "/" .mountPath) $path -}}true{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{- /* Where the store is: hostPath, emptyDir, extra (in a volume of the user's own) or none. */ -}}
 {{- define "gpu-efficiency.history" -}}
-{{- $own := false -}}
-{{- range .Values.extraVolumeMounts -}}
-{{- if eq (trimSuffix "/" .mountPath) "/var/lib/gpu-efficiency" -}}{{- $own = true -}}{{- end -}}
-{{- end -}}
+{{- $own := include "gpu-efficiency.mounted" (list . "/var/lib/gpu-efficiency") -}}
 {{- $volume := .Values.history.volume -}}
 {{- if and $own (ne $volume "none") -}}extra
 {{- else if ne $volume "auto" -}}{{ $volume }}
