@@ -4,6 +4,7 @@ With the tools that the image is built with (`requirements-image.lock`) and pip 
 """
 
 import gzip
+import hashlib
 import re
 import shlex
 import shutil
@@ -20,6 +21,7 @@ from typing import NamedTuple
 
 import httpx
 import pytest
+import yaml
 
 from exporter import __version__
 from exporter.cli import main
@@ -236,6 +238,13 @@ def next_version(package: Path, folder: Path) -> Path:
     return built
 
 
+def playbook_shell(file: str) -> str:
+    """What the playbook runs to install another build of the same version."""
+    (play,) = yaml.safe_load((ROOT / "examples/ansible/nodes.yaml").read_text())
+    (line,) = (task[key] for task in play["tasks"] for key in task if key == "ansible.builtin.shell")
+    return str(line).replace("/var/cache/{{ deb | basename }}", file)
+
+
 class Bare:
     """A bare Debian in a folder; the packages are in its /mnt."""
 
@@ -297,6 +306,15 @@ def test_the_package_installs_upgrades_and_goes_on_a_bare_debian(package: Path, 
     units = node.root / "usr/lib/systemd/system"
     assert all((units / path.name).read_bytes() == path.read_bytes() for path in (ROOT / "systemd").glob("*.service"))
     assert node.run("dpkg --verify gpu-efficiency-exporter") == ""
+
+    again = playbook_shell(f"/mnt/{package.name}")
+    assert node.run(again) == ""
+    unit, sums = units / UNIT, node.root / f"var/lib/dpkg/info/{deb.NAME}.md5sums"
+    content = unit.read_bytes()
+    unit.write_text("another build of the same version\n")
+    sums.write_text(sums.read_text().replace(hashlib.md5(content, usedforsecurity=False).hexdigest(), "0" * 32))
+    assert "Unpacking" in node.run(again)
+    assert unit.read_bytes() == content
 
     node.run(f"echo '[log]' >> {config}; mkdir /var/lib/gpu-efficiency")
     mine = (node.root / deb.CONFIG).read_text()

@@ -310,8 +310,12 @@ def test_an_upgrade_and_the_way_out_leave_nothing_behind(node: Node) -> None:
     wait_for(locks.is_dir, "it goes on by itself")
     words = ("curl", "--silent", "--fail", "http://localhost:19401/metrics")
     wait_for(lambda: node.machine.tried(*words).stdout.count("gpu_efficiency_cluster_"), "the cluster's daemon answers")
+    (installed,) = node.machine.path("/opt/gpu-efficiency/lib").glob("python*/site-packages/exporter/py.typed")
+    content = installed.read_text()
+    installed.write_text("another build of the same version\n")
     for block in blocks("Upgrade"):
         node.follow(block)
+    assert installed.read_text() == content
     node.until(lambda page: page.total("ticks_total"), "the upgraded daemon samples")
     for block in blocks("Uninstall"):
         node.follow(block)
