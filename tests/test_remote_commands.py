@@ -1,15 +1,16 @@
 """`top` and `report` ask remote nodes on systems without Unix's own modules, such as Windows, in any encoding.
 
-A stand-in: in a process of its own these modules cannot be imported, and what `os`, `signal` and `socket` have on Unix
-alone is removed. It shows nothing of terminals or paths on a real Windows.
+On macOS every command starts, and the demo runs. Stand-ins: in a process of its own these modules cannot be imported,
+and what `os`, `signal` and `socket` have on Unix or on Linux alone is removed. They show nothing of terminals or paths
+on a real Windows; the macOS one still has /proc.
 """
 
 import json
-import os
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -36,12 +37,36 @@ os.supports_fd.discard(os.chmod)
 from exporter.cli import main
 sys.exit(main())
 """
+MACOS = """
+import os, signal, socket, sys
+for module, names in (
+    (os, ("O_PATH", "O_TMPFILE", "copy_file_range", "eventfd", "getrandom", "memfd_create", "pidfd_open", "pipe2",
+          "posix_fadvise", "sched_getaffinity", "setns", "splice", "unshare")),
+    (signal, ("SIGRTMIN", "pidfd_send_signal", "sigtimedwait", "sigwaitinfo")),
+    (socket, ("AF_NETLINK", "AF_PACKET", "AF_VSOCK", "SCM_CREDENTIALS", "SOCK_CLOEXEC", "SOCK_NONBLOCK",
+              "SO_PASSCRED", "SO_PEERCRED")),
+):
+    for name in names:
+        if hasattr(module, name):
+            delattr(module, name)
+class Socket(socket.socket):
+    def __init__(self, family=-1, type=-1, *others, **named):
+        if type == socket.SOCK_SEQPACKET:
+            raise OSError(43, "Protocol not supported")
+        super().__init__(family, type, *others, **named)
+socket.socket = Socket
+from exporter.cli import main
+sys.exit(main())
+"""
+"""Linux has more than macOS; macOS' unix sockets have no packets."""
 
 
-def elsewhere(*words: str, encoding: str = "utf-8") -> subprocess.CompletedProcess[bytes]:
-    env = os.environ | {"PYTHONIOENCODING": encoding}
+def elsewhere(
+    *words: str, encoding: str = "utf-8", system: str = ELSEWHERE, **env: str
+) -> subprocess.CompletedProcess[bytes]:
+    env = environment(PYTHONIOENCODING=encoding, **env)
     return subprocess.run(
-        [sys.executable, "-c", ELSEWHERE, *words], cwd=ROOT, env=env, capture_output=True, timeout=120, check=False
+        [sys.executable, "-c", system, *words], cwd=ROOT, env=env, capture_output=True, timeout=120, check=False
     )
 
 
@@ -53,9 +78,15 @@ def _address(log: str) -> str | None:
 @pytest.fixture(name="node", scope="module")
 def _node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Address of a simulated node."""
-    words = [sys.executable, "-m", "exporter", "demo", "--web.listen-address", "127.0.0.1:0"]
-    log = tmp_path_factory.mktemp("demo") / "log"
-    with running(words, log, environment() | {"PYTHONUNBUFFERED": "1"}) as demo:
+    with _demo(tmp_path_factory.mktemp("demo"), "-m", "exporter") as address:
+        yield address
+
+
+@contextmanager
+def _demo(folder: Path, *python: str) -> Iterator[str]:
+    """Run it with these arguments of Python; give its address."""
+    words = [sys.executable, *python, "demo", "--web.listen-address", "127.0.0.1:0"]
+    with running(words, folder / "log", environment()) as demo:
         found = wait_for(lambda: _address(demo.log()) if demo.alive() else None, "it serves")
         wait_for(lambda: httpx.get(f"http://{found}/readyz", trust_env=False).is_success, "/readyz")
         yield found
@@ -100,6 +131,46 @@ def test_report_sums_up_a_remote_node(node: str, form: tuple[str, ...]) -> None:
 
 
 def test_the_stand_in_takes_unix_away() -> None:
-    broken = ELSEWHERE.replace("from exporter.cli import main", "import exporter.history.store")
+    broken = ELSEWHERE.replace("from exporter.cli import main", "import exporter.cli.scratch")
     said = subprocess.run([sys.executable, "-c", broken], cwd=ROOT, capture_output=True, text=True, check=False)
     assert "fcntl" in said.stderr
+
+
+@pytest.mark.parametrize(
+    ("source", "message"), [((), b"--node URL"), (("--store", "no/such.db"), b"no/such.db: there is no such store")]
+)
+def test_report_without_a_node_says_what_is_missing(source: tuple[str, ...], message: bytes) -> None:
+    done = elsewhere("report", *source, "4711")
+    assert done.returncode != 0
+    assert message in done.stderr
+    assert b"Traceback" not in done.stderr
+
+
+NOWHERE = ("--source", "dcgm-exporter", "--dcgm-exporter-url", "http://127.0.0.1:1/metrics")
+
+
+@pytest.mark.parametrize(
+    ("words", "status"),
+    [
+        (("serve", *NOWHERE), 3),
+        (("install-check", *NOWHERE), 3),
+        (("completion", "bash"), 0),
+        (("check-config",), 0),
+        (("metrics",), 0),
+        (("nccl",), 0),
+        *(
+            ((name, "--help"), 0)
+            for name in ("record", "replay", "preview", "backfill", "advise", "cluster", "gateway")
+        ),
+    ],
+    ids=lambda given: given[0] if isinstance(given, tuple) else "",
+)
+def test_commands_start_on_macos(words: tuple[str, ...], status: int, tmp_path: Path) -> None:
+    done = elsewhere(*words, system=MACOS, GPU_EFFICIENCY_REPORTS_SOCKET=f"{tmp_path}/report.sock")
+    assert (done.returncode, b"Traceback" in done.stderr) == (status, False), done.stderr
+
+
+def test_the_demo_runs_on_macos(tmp_path: Path) -> None:
+    with _demo(tmp_path, "-c", MACOS) as address:
+        done = elsewhere("top", "--once", "--url", address, system=MACOS)
+    assert done.returncode == 0, done.stderr

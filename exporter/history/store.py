@@ -4,7 +4,6 @@ Owns the SQLite file, its lock, schema migrations, row encoding, durability and 
 Does not interpret checkpoints. Sources: SQLite's "Write-Ahead Logging", "Atomic Commit" and "PRAGMA Statements".
 """
 
-import fcntl
 import gc
 import logging
 import os
@@ -138,6 +137,8 @@ def lock_store(path: Path) -> int:
 
     On a file system without locks, every caller succeeds.
     """
+    import fcntl  # noqa: PLC0415  not on Windows, where `report` asks other nodes
+
     lock = os.open(_lock_file(path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _MODE)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

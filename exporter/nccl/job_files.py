@@ -17,7 +17,8 @@ from exporter.procfs import user_id
 
 _LONGEST_PATH = 4096
 _POLL_SECONDS = 0.1
-_O_PATH = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+_O_PATH = getattr(os, "O_PATH", 0) | os.O_NOFOLLOW | os.O_CLOEXEC
+"""Without O_PATH this module can only be imported: systems other than Linux run the demo."""
 
 
 @contextmanager
