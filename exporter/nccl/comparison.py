@@ -7,9 +7,10 @@ parallel peers wait): the culprit is a rank that is waited for and waits nowhere
 
 That a rank is waited for does not say that it hangs: it may wait for something that no counter shows, such as a reply
 over HTTP or a child process. A hang is proven where what is waited for can never come: a rank is missing, or ranks of
-one communicator have launched different functions. Both prove nothing where a rank is behind that may wait for nobody,
-for then the others wait for that one. The missing rank may have left a communicator that nobody uses, or be out of
-RAS's reach alone: once a process cannot be connected to for 60 s, RAS considers it dead for good (src/ras/rasnet.cc).
+one communicator have launched different functions. Both prove nothing where a rank is behind that is known to wait for
+nobody, for then the others wait for that one. A rank that has been missing for long may have left a communicator that
+nobody uses, or be out of RAS's reach alone: once a process cannot be connected to for 60 s, RAS considers it dead for
+good (src/ras/rasnet.cc). It proves nothing where a rank is behind that may wait for nobody, as any of another node may.
 And counts may be late: what a host callback launches is counted there (src/enqueue.cc, src/misc/profiler.cc).
 """
 
@@ -37,6 +38,8 @@ class Culprit(Struct, frozen=True):
     """Function in which the others wait; empty: unknown."""
     sequence: int | None = None
     """Number of that collective in its communicator and function, from 1 on."""
+    namesake: bool = False
+    """It is missing, and another one that answers has its name: a pod with the host's network."""
 
 
 class Comparison(Struct, frozen=True):
@@ -86,9 +89,9 @@ def compare(
         return Comparison(related=True, moving=True)
     waits = [wait for each in after for wait in _waits(each)]
     waiting = _waiting(waits, after)
-    lagging = _lagging_rank(waits, waiting, spinning)
+    lagging = _lagging_rank(waits, waiting, spinning=spinning, resting=resting)
     lost = _lost_rank(known, excused=excused, long_dead=long_dead)
-    if lost is not None and (lagging is None or lagging.rank.process in spinning):
+    if lost is not None and (lagging is None or _waits_for(lost, lagging, spinning, resting, long_dead)):
         proven = lagging is not None or not (resting or lost.rank.process in long_dead)
         return Comparison(related=True, culprit=_culprit(lost, after), proven=proven)
     if lagging is None:
@@ -141,6 +144,18 @@ class _Awaited(NamedTuple):
     sequence: int | None
 
 
+def present_processes(answer: RasAnswer) -> set[Process]:
+    """Processes of ranks that have answered."""
+    return {rank.process for each in answer.communicators for rank in each.ranks}
+
+
+def first_process(answer: RasAnswer) -> set[Process]:
+    """The process of the job's rank 0: rank 0 of all its communicators. Empty if there is none, or are several."""
+    first = {process for each in answer.communicators for process in _members(each)}
+    first -= {rank.process for each in answer.communicators for rank in each.members if rank.rank}
+    return first if len(first) == 1 else set()
+
+
 def lost_processes(answer: RasAnswer, *, dead: bool = False) -> set[Process]:
     """Processes of ranks that RAS could not reach; `dead`: and which it has given up."""
     missing = (rank for each in answer.communicators for rank in each.missing_ranks if rank.lost)
@@ -165,6 +180,18 @@ def _lost_rank(
         return None
     communicator, rank = min(lost, key=lambda found: (found[1].process in long_dead, -found[0].size, found[1].rank))
     return _Awaited(communicator, rank, *_last_collective(communicator))
+
+
+def _waits_for(
+    lost: _Awaited,
+    lagging: _Awaited,
+    spinning: Collection[Process],
+    resting: Collection[Process],
+    long_dead: Collection[Process],
+) -> bool:
+    """Whether the rank that is behind waits, too: it does not rest or, if the other was lost long ago, it spins."""
+    process = lagging.rank.process
+    return process in spinning if lost.rank.process in long_dead else process not in resting
 
 
 def _have_diverged(communicator: Communicator) -> bool:
@@ -208,14 +235,19 @@ def _waiting(waits: Iterable[_Wait], communicators: Iterable[Communicator]) -> s
 
 
 def _lagging_rank(
-    waits: Iterable[_Wait], waiting: Collection[Process], spinning: Collection[Process]
+    waits: Iterable[_Wait],
+    waiting: Collection[Process],
+    *,
+    spinning: Collection[Process],
+    resting: Collection[Process],
 ) -> _Awaited | None:
     """The rank that is waited for and waits least itself; None if no count differs."""
 
-    def innocence(found: tuple[_Wait, RasRank]) -> tuple[bool, bool, int, int, int]:
+    def innocence(found: tuple[_Wait, RasRank]) -> tuple[bool, int, int, int, int]:
         wait, rank = found
         lag = rank.collective_counts.get(wait.collective, 0) - wait.sequence
-        return rank.process in waiting, rank.process in spinning, len(wait.behind), lag, rank.rank
+        activity = (rank.process in spinning) - (rank.process in resting)
+        return rank.process in waiting, activity, len(wait.behind), lag, rank.rank
 
     candidates = [(wait, rank) for wait in waits for rank in wait.behind]
     if not candidates:
@@ -226,12 +258,17 @@ def _lagging_rank(
 
 
 def _culprit(awaited: _Awaited, communicators: list[Communicator]) -> Culprit:
+    process = awaited.rank.process
+    having = [each for each in communicators if any(rank.process == process for rank in each.ranks)]
+    namesake = isinstance(awaited.rank, MissingRank) and bool(having)
+    told_apart = not namesake or awaited.communicator in having
     return Culprit(
-        awaited.rank.process,
-        rank=_global_rank(awaited, communicators),
+        process,
+        rank=_global_rank(awaited, communicators) if told_apart else "",
         nvml_device=awaited.rank.nvml_dev,
         collective=awaited.collective,
         sequence=awaited.sequence,
+        namesake=namesake,
     )
 
 

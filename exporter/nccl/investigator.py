@@ -9,14 +9,13 @@ A job may have several NCCL applications on a node. Only processes whose GPUs ha
 their application answers is about its own processes' GPUs alone.
 
 One question gathers the whole job, so the node of rank 0 asks first; the others follow much later, to acquit or confirm
-their own GPUs, and in case that node has died.
+their own GPUs, and in case that node has died. It also asks first if rank 0 alone has died.
 """
 
 import socket
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import islice
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from msgspec import Struct
@@ -25,7 +24,15 @@ from exporter.clock import Clock
 from exporter.config import Config, HangSettings
 from exporter.core.model import SECOND, HangFinding
 from exporter.core.snapshot import Snapshot
-from exporter.nccl.comparison import Comparison, Culprit, compare, connected, lost_processes
+from exporter.nccl.comparison import (
+    Comparison,
+    Culprit,
+    compare,
+    connected,
+    first_process,
+    lost_processes,
+    present_processes,
+)
 from exporter.nccl.connection import NoAnswerError
 from exporter.nccl.flight_recorder import (
     RankTrace,
@@ -55,7 +62,7 @@ MOST_ATTEMPTS = 8
 MOST_JOBS = 32
 MOST_TRACES = 16
 MOST_EXCUSED = 1000
-"""Ranks of a job of which is remembered that it moved on without them; with more, no missing rank is waited for."""
+"""Ranks of a job of which is remembered that it moved on without them."""
 MOST_KEPT = 2 * MOST_VALUES
 """Values of all jobs together that are kept for the next comparison."""
 RECORDER_SECONDS = 3.0
@@ -114,6 +121,8 @@ class _Investigation(Struct, eq=False):
     """What is known about a job that has been under suspicion since some moment."""
 
     due: int
+    late: bool = False
+    """Rank 0 is elsewhere, so that its node should have asked long before."""
     asked: int = 0
     answer: RasAnswer | None = None
     long_dead: frozenset[Process] = frozenset()
@@ -156,7 +165,9 @@ class HangInvestigator:
         self._too_large: set[str] = set()
         """Jobs of which RAS says more than is read: they are not asked again, for each question gathers all ranks."""
         self._excused: dict[str, frozenset[Process]] = {}
-        """Ranks of a job that were missing while it moved: it does not wait for them later."""
+        """Ranks of a job that were dead for RAS while it moved: it does not wait for them later."""
+        self._leading: set[str] = set()
+        """Jobs whose rank 0 is on this node, or was."""
         self._worker = Worker("hangs", self._run, stop=self._stop)
 
     def poll(self, _now: int, processes: Sequence[WorkloadProcess], _lookup: ProcessLookup) -> WorkloadUpdate:
@@ -189,6 +200,7 @@ class HangInvestigator:
             processes = self._processes
         running = {process.job_id for process in processes}
         self._too_large &= running
+        self._leading = self._leading & running | {process.job_id for process in processes if process.rank == "0"}
         self._excused = {job: ranks for job, ranks in self._excused.items() if job in running}
         for job_id, job in suspected.items():
             members = [process for process in processes if process.job_id == job_id]
@@ -197,7 +209,8 @@ class HangInvestigator:
 
     def _ask_if_due(self, job_id: str, job: SuspectedJob, members: Sequence[WorkloadProcess]) -> None:
         now = self._clock.now()
-        investigation = self._investigations.setdefault(job_id, _Investigation(now + _delay(members)))
+        delay = 0 if job_id in self._leading else _delay(members)
+        investigation = self._investigations.setdefault(job_id, _Investigation(now + delay, late=delay > 0))
         if now < investigation.due:
             return
         finding = self._investigate(job_id, job, members, investigation)
@@ -235,6 +248,7 @@ class HangInvestigator:
         if answer is None:
             return None
         job.known.answer = answer
+        known = self._excused.get(job.job_id, frozenset()) - present_processes(answer)
         local = local_ranks(answer, job.processes)
         found = Comparison(related=False)
         if before is not None:
@@ -245,22 +259,16 @@ class HangInvestigator:
                 processes=list(local),
                 spinning=[rank for rank, matching in local.items() if all(map(job.spins, matching))],
                 resting=[rank for rank, matching in local.items() if any(map(job.rests, matching))],
-                excused=self._excused_ranks(job, answer),
-                long_dead=job.known.long_dead,
+                excused=_excused_ranks(job, answer, known),
+                # Nobody could ask before the death of rank 0 if that was its node's.
+                long_dead=job.known.long_dead - (first_process(answer) if job.known.late else set()),
             )
         if not found.related:
             job.known.long_dead = frozenset(lost_processes(answer, dead=True))
-        if found.moving:
-            excused = self._excused.get(job.job_id, frozenset()) | lost_processes(answer)
-            self._excused[job.job_id] = frozenset(islice(excused, MOST_EXCUSED + 1))
+        if found.moving:  # what has died only now may be what the rest of the job is about to wait for
+            known |= lost_processes(answer, dead=True) & job.known.long_dead
+        self._excused[job.job_id] = frozenset(sorted(known)[:MOST_EXCUSED])
         return _Evidence(found, "nccl_ras", [process for matching in local.values() for process in matching])
-
-    def _excused_ranks(self, job: "_Job", answer: RasAnswer) -> set[Process]:
-        """Ranks that RAS does not reach, of which is known that the others do not wait for them, or that they live."""
-        lost, known = lost_processes(answer), self._excused.get(job.job_id, frozenset())
-        if len(known) > MOST_EXCUSED:
-            return lost
-        return {rank for rank in lost if rank in known or any(each.is_process(rank) for each in job.processes)}
 
     def _ask_ras(self, job: "_Job") -> RasAnswer | None:
         """Ask the endpoints of suspects until one knows a suspect; count what the others did.
@@ -348,7 +356,7 @@ class HangInvestigator:
             self._count("hang_moving" if found.moving else "hang_unknown")
             return HangFinding(job.job_id, now, moving=found.moving, source=source, uuids=uuids)
         matching = job.processes_of(culprit, source)
-        local = matching[0] if len(matching) == 1 else None
+        local = matching[0] if len(matching) == 1 and not culprit.namesake else None
         certain = local is not None or not matching
         self._count("hang_stuck" if found.proven else "hang_waiting")
         return HangFinding(
@@ -439,6 +447,15 @@ def local_ranks(answer: RasAnswer, processes: Sequence[LocalProcess]) -> dict[Pr
                 if matching:
                     found[rank.process] = matching
     return found
+
+
+def _excused_ranks(job: _Job, answer: RasAnswer, known: Collection[Process]) -> set[Process]:
+    """Ranks that RAS does not reach, but that are known not to be waited for, or whose process lives on this node.
+
+    A process that answers is not the one of that name that is missing: another pod with the host's network.
+    """
+    missing = lost_processes(answer) - present_processes(answer)
+    return {rank for rank in missing if rank in known or sum(each.is_process(rank) for each in job.processes) == 1}
 
 
 def _stronger(ras: _Evidence | None, recorded: _Evidence | None) -> _Evidence | None:

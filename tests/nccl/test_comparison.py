@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from exporter.nccl.comparison import Comparison, Culprit, compare
+from exporter.nccl.comparison import Comparison, Culprit, compare, first_process
 from exporter.nccl.ras import Process, RasAnswer, parse_answer
 from tests.nccl.ras_server import communicator, document, missing_rank, rank_of
 
@@ -89,9 +89,21 @@ def test_a_missing_rank_proves_nothing_where_the_others_wait_for_one_that_rests(
     assert culprit(waits).process == process(0)
     assert not waits.proven
     assert compared(still, still, spinning=[0]).proven, "it waits, too"
-    elsewhere = compared(still, still, spinning=[4, 5, 6])
+    elsewhere = compared(still, still, spinning=[4, 5, 6], long_dead=[7])
     assert culprit(elsewhere).process == process(0)
     assert not elsewhere.proven, "as another node sees it: whether rank 0 waits is not known"
+    died = compared(still, still, spinning=[4, 5, 6])
+    assert (culprit(died).process, died.proven) == (process(7), True), (
+        "a rank that has just died has not ended long ago"
+    )
+
+
+def test_of_ranks_that_are_behind_one_that_rests_is_waited_for() -> None:
+    """Rank 1 is behind as well, and nobody knows whether it waits."""
+    still = answer({"t0": {1: 98}, "d0": {4: 99}}, lost=[7], world=False)
+    assert culprit(compared(still, still)).process == process(7)
+    waits = compared(still, still, resting=[4])
+    assert (culprit(waits).process, waits.proven) == (process(4), False)
 
 
 def test_a_missing_rank_proves_nothing_where_a_rank_rests_and_no_count_differs() -> None:
@@ -112,6 +124,16 @@ def test_what_was_dead_before_the_spin_proves_nothing_alone() -> None:
     both = answer(lost=[0, 5])
     assert culprit(compared(both, both, long_dead=[0])).process == process(5)
     assert compared(both, both, long_dead=[0]).proven
+
+
+def test_the_job_s_rank_0_is_rank_0_everywhere() -> None:
+    assert first_process(answer(lost=[0])) == {process(0)}
+    assert first_process(answer(world=False)) == {process(0)}
+    groups = [communicator(name, [member(r, i) for i, r in enumerate(ranks)]) for name, ranks in GROUPS.items()]
+    two = parse_answer(document(*groups[2:]).encode())
+    assert first_process(two) == set(), "of the tensor-parallel groups alone each has one"
+    unknown = missing_rank(0) | {"pid": -1}
+    assert first_process(parse_answer(document(communicator("a", [rank_of(1)], [unknown])).encode())) == set()
 
 
 def test_a_rank_without_which_the_job_moved_is_not_waited_for() -> None:

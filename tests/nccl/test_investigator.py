@@ -270,21 +270,135 @@ def test_a_rank_that_dies_meanwhile_stays_proven(serve: Serve) -> None:
     assert [finding.stuck for finding in rig.findings] == [True] * 3
 
 
-def test_a_job_that_moved_without_a_rank_does_not_wait_for_it_later(
+def test_a_job_that_moved_without_a_dead_rank_does_not_wait_for_it_later(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counts = iter([1, 2])
-    missing = [missing_rank(1, host="10.9.9.9", pid=55)]
+    missing = [missing_rank(1, host="10.9.9.9", pid=55, dead=True)]
     server = serve(lambda: document(communicator("a", [mine(AllReduce=next(counts, 3))], missing)))
     rig = Rig(server).spin(150)
     assert [(finding.moving, finding.rank) for finding in rig.findings] == [(True, ""), (False, ""), (False, "")]
     missing[:] = [missing_rank(1, host="10.9.9.9", pid=56)]
     assert rig.spin(100).findings[-1].rank == "1", "another process is"
     monkeypatch.setattr("exporter.nccl.investigator.MOST_EXCUSED", 0)
-    assert rig.spin(130).findings[-1].rank == "", "too many to remember: none is"
+    rig.spin(130)
+    assert rig.investigator._excused == {"41": frozenset()}, "no more is remembered than may be"
     members, rig.processes = rig.processes, []
     rig.spin(1).processes = members
     assert rig.investigator._excused == {}, "a job that has ended is forgotten"
+
+
+def test_a_rank_that_ras_has_not_reached_once_is_waited_for_when_it_dies(serve: Serve) -> None:
+    """RAS skips a process that is silent for five seconds; neither that nor a death that ended excuses it for good."""
+    far, asked = rank_of(1, host="10.9.9.9", pid=55, AllReduce=1), iter(range(1, 1000))
+
+    def answer() -> str:
+        number = next(asked)
+        present = [far] if number in (1, 3, 4) else []
+        absent = [] if present else [missing_rank(1, host="10.9.9.9", pid=55)]
+        return document(communicator("a", [mine(AllReduce=min(number, 5)), *present], absent))
+
+    rig = Rig(serve(answer)).spin(110)
+    assert {finding.moving for finding in rig.findings} == {True}
+    rig.spin(10, signals=WORKING).spin(60)
+    assert [(finding.moving, finding.stuck, finding.rank) for finding in rig.findings[2:]] == [(False, True, "1")]
+
+
+def test_a_dead_rank_that_answers_again_is_no_longer_excused(serve: Serve) -> None:
+    present: list[dict[str, Any]] = []
+    absent, counts = [missing_rank(1, host="10.9.9.9", pid=55, dead=True)], iter([1, 2])
+    rig = Rig(serve(lambda: document(communicator("a", [mine(AllReduce=next(counts, 3)), *present], absent))))
+    assert rig.spin(60).investigator._excused == {"41": frozenset({("10.9.9.9", 55, 1)})}
+    present.append(rank_of(1, host="10.9.9.9", pid=55))
+    absent.clear()
+    assert rig.spin(60).investigator._excused == {"41": frozenset()}
+
+
+def test_a_rank_that_died_while_the_others_still_moved_is_not_excused(serve: Serve) -> None:
+    """Another replica computes on until it needs the dead one."""
+    counts = iter([1, 2])
+    rig = Rig(serve(lambda: document(communicator(
+        "a", [mine(AllReduce=next(counts, 3))],
+        [missing_rank(1, host="10.9.9.9", pid=55, dead=rig.clock.now() > 50 * SECOND)],
+    ))))  # fmt: skip
+    rig.spin(110)
+    assert [(finding.moving, finding.rank) for finding in rig.findings] == [(True, ""), (False, "1")]
+
+
+# A node dies, in jobs whose survivors are behind one another on several nodes. Each survivor's node is asked.
+
+Node = tuple[int, int]
+"""Pipeline stage or place in the shard group, and replica."""
+NODES = [(place, replica) for place in range(4) for replica in range(2)]
+
+
+def crash(dead: Node, asking: Node, *, sharded: bool, given_up: bool) -> str:
+    """Two replicas of four nodes, each with a rank: pipeline stages, or a shard group. Replica 1 is one step ahead."""
+
+    def group(name: str, members: Sequence[Node], count: Callable[[Node], int]) -> dict[str, Any]:
+        ranks, missing = [], []
+        for own, (place, replica) in enumerate(members):
+            host = f"10.0.{replica}.{place}"
+            if (place, replica) == dead:
+                missing.append(missing_rank(own, host=host, pid=55, dead=given_up) | {"cuda_dev": 0})
+            elif (place, replica) == asking:
+                ranks.append(mine(own, AllReduce=count(asking)))
+            else:
+                ranks.append(rank_of(own, host=host, pid=55, device=0, AllReduce=count((place, replica))))
+        return communicator(name, ranks, missing)
+
+    replicas = [group(f"d{p}", [(p, 0), (p, 1)], lambda node: 99 + node[1]) for p in range(4)]
+    if not sharded:
+        return document(group("w", sorted(NODES, key=lambda node: node[::-1]), lambda _: 5), *replicas)
+    shards = [group(f"s{r}", [(p, r) for p in range(4)], lambda _: 50) for r in range(2)]
+    return document(*shards, *replicas)
+
+
+@pytest.mark.parametrize("sharded", [False, True], ids=["pipeline", "HSDP"])
+@pytest.mark.parametrize("asking", [node for node in NODES if node != (1, 0)], ids=str)
+def test_a_node_that_dies_proves_a_hang_from_every_other_node(serve: Serve, asking: Node, *, sharded: bool) -> None:
+    rig = Rig(serve(lambda: crash((1, 0), asking, sharded=sharded, given_up=False)))
+    rig.processes = [WorkloadProcess(ME, "41", ("GPU-0",))]
+    rig.spin(60)
+    assert [(finding.host, finding.stuck) for finding in rig.findings] == [("10.0.0.1", True)]
+    assert rig.state() is State.HUNG
+
+
+@pytest.mark.parametrize("sharded", [False, True], ids=["pipeline", "HSDP"])
+@pytest.mark.parametrize("asking", [(1, 0), (0, 1)], ids=str)
+def test_the_death_of_rank_0_s_node_is_proven_by_the_others(serve: Serve, asking: Node, *, sharded: bool) -> None:
+    """They ask a minute later, when RAS has given it up: nobody could ask first."""
+    rig = Rig(serve(lambda: crash((0, 0), asking, sharded=sharded, given_up=rig.clock.now() > 60 * SECOND)))
+    rig.processes = [WorkloadProcess(ME, "41", ("GPU-0",), "4")]
+    rig.spin(45 + 64 + 8)
+    assert [(finding.host, finding.stuck) for finding in rig.findings] == [("10.0.0.0", True)]
+    assert rig.state() is State.HUNG
+
+
+def test_other_ranks_that_are_long_dead_prove_nothing_to_nodes_that_ask_late(serve: Serve) -> None:
+    rig = Rig(serve(lambda: crash((1, 0), (2, 0), sharded=False, given_up=True)))
+    rig.processes = [WorkloadProcess(ME, "41", ("GPU-0",), "4")]
+    assert {finding.stuck for finding in rig.spin(45 + 64 + 8).findings} == {False}
+
+
+@pytest.mark.parametrize("dead", ["0", "1"])
+def test_a_process_that_dies_proves_a_hang_on_its_own_node(serve: Serve, child: Child, dead: str) -> None:
+    """Rank 0 too, though it is no longer among the processes when the spin is long enough to ask."""
+    process = child(SLEEPER)
+    pid, other = own_pid(process.pid), "1" if dead == "0" else "0"
+    rig = Rig(serve(lambda: document(communicator(
+        "a", [mine(int(other), AllReduce=7)], [missing_rank(int(dead), pid=pid, dead=rig.clock.now() > 60 * SECOND)]
+    ))))  # fmt: skip
+    rig.processes = [
+        WorkloadProcess(ME, "41", ("GPU-0",), other), WorkloadProcess(process.pid, "41", ("GPU-1",), dead)
+    ]  # fmt: skip
+    rig.spin(2)
+    process.kill()
+    process.wait(20)
+    del rig.processes[1]
+    rig.spin(58)
+    assert [(finding.at // SECOND, finding.rank, finding.stuck) for finding in rig.findings] == [(52, dead, True)]
+    assert rig.state() is State.HUNG
 
 
 def test_a_process_of_this_node_that_lives_is_not_missing(serve: Serve, child: Child) -> None:
@@ -375,6 +489,17 @@ def test_of_processes_with_one_name_the_culprit_is_that_of_the_rank() -> None:
     assert named(elsewhere) == ("2", "10.0.0.2", 1, "0")
     answer = parse_answer(document(communicator("a", [rank_of(0, host="10.0.0.1", pid=1, device=0)])).encode())
     assert local_ranks(answer, pods) == {("10.0.0.1", 1, 0): pods}
+
+
+@pytest.mark.parametrize("apart", [False, True], ids=["one communicator", "two"])
+def test_a_pod_that_has_died_is_missing_though_others_of_its_name_live(serve: Serve, *, apart: bool) -> None:
+    dead = missing_rank(1, pid=own_pid()) | {"cuda_dev": 0}
+    far = rank_of(2, host="10.9.9.9", pid=55, AllReduce=7)
+    alive = communicator("a", [mine(AllReduce=7), far], [] if apart else [dead])
+    rig = Rig(serve(lambda: document(alive, *([communicator("b", [far], [dead])] if apart else []))))
+    rig.spin(60)
+    named = [(finding.rank, finding.host, finding.pid, finding.gpu, finding.stuck) for finding in rig.findings]
+    assert named == [("" if apart else "1", "n7", 0, "", True)]
 
 
 @pytest.mark.parametrize("rests", [False, True])
