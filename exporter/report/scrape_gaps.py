@@ -6,9 +6,9 @@ report. If the gap reaches beyond the report, the share of it that lies within t
 """
 
 import re
-from bisect import bisect_left
+from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from exporter.report.query import (
@@ -36,6 +36,22 @@ class ScrapeGap(NamedTuple):
     start: float
     end: float
 
+    @property
+    def earliest_end(self) -> float:
+        """The next scrape was not before this time."""
+        return self.end - LOOKBACK_SECONDS
+
+
+class BeganWithin(NamedTuple):
+    """Which of the holders that began within a gap to count: the others count as new ones after it."""
+
+    start_metric: str
+    """Selector of a gauge: the holder's start, Unix seconds."""
+    on: str
+    """Labels that identify the holder."""
+    older: Callable[[float], str]
+    """Makes the query for those to count from the end of a gap."""
+
 
 class ScrapeGaps(MetricQuery):
     """Finds gaps longer than `lookback`, in seconds."""
@@ -47,10 +63,12 @@ class ScrapeGaps(MetricQuery):
         self._shares: dict[Period, dict[ScrapeGap, float]] = defaultdict(dict)
         self.found: set[ScrapeGap] = set()
         """Gaps that are counted."""
+        self.report_end = 0.0
 
     def assign(self, times: Sequence[Period], known_period: Period) -> None:
         """Find the gaps of a report's periods, of which all between the first and the last scrape matter."""
         start, end = times[0].start, times[-1].end
+        self.report_end = end
         bounds = [at for at in (*(each.start for each in times), end) if known_period.start <= at <= known_period.end]
         self.found = self._gaps_at([*bounds, known_period.end])
         if end in bounds:
@@ -61,7 +79,8 @@ class ScrapeGaps(MetricQuery):
             began = start not in bounds or gap.instance in self._scraped_before(start)
             ended = gap.end <= end or gap.instance in self._scraped_before(end)
             overlap = (gap.end if ended else end) - (gap.start if began else max(gap.start, start))
-            number = max(0, bisect_left(starts, min(gap.end, end) if ended else gap.start) - 1)
+            last = gap.earliest_end if gap.end <= end else end - LOOKBACK_SECONDS
+            number = max(0, bisect_right(starts, last if ended else gap.start) - 1)
             self._shares[times[number]][gap] = overlap / (gap.end - gap.start)
 
     def shares(self, period: Period, parts: Sequence[Period]) -> dict[ScrapeGap, float]:
@@ -72,17 +91,20 @@ class ScrapeGaps(MetricQuery):
             shares |= dict.fromkeys(inner, 1.0)
         return shares
 
-    def growth(self, counter: str, labels: Iterable[str], gaps: Mapping[ScrapeGap, float]) -> Iterator[VectorSample]:
+    def growth(
+        self, counter: str, labels: Iterable[str], gaps: Mapping[ScrapeGap, float], began_within: BeganWithin | None
+    ) -> Iterator[VectorSample]:
         """Yield the growth of each counter across the gaps; a counter that fell has begun again at 0.
 
-        `labels`, by which it is summed, include cluster and instance.
+        `labels`, by which it is summed, include cluster and instance. `began_within` is None if no holder of the
+        counter begins within a gap.
         """
         shares_by_times: dict[tuple[float, float], dict[InstanceKey, float]] = defaultdict(dict)
         for gap, share in gaps.items():
             shares_by_times[gap.start, gap.end][gap.instance] = share
         for (start, end), shares in shares_by_times.items():
             for matcher in _instance_matchers(shares):
-                growth = _growth_query(_add_matcher(counter, matcher), end - start)
+                growth = _growth_query(_add_matcher(counter, matcher), start, end, began_within)
                 for sample in self.instant_query(f"sum by ({', '.join(labels)}) ({growth}) > 0", end):
                     if sample.instance in shares:
                         yield VectorSample(sample.labels, sample.value * shares[sample.instance])
@@ -121,15 +143,26 @@ class ScrapeGaps(MetricQuery):
         return self.metric_selector("ticks_total", matcher)
 
 
-def _growth_query(selector: str, seconds: float) -> str:
-    """Return a query for the growth across a gap of so many seconds, to be evaluated at its end.
+def _growth_query(selector: str, start: float, end: float, began_within: BeganWithin | None) -> str:
+    """Return a query for the growth across a gap, to be evaluated at its end.
 
     There may be further samples in the LOOKBACK_SECONDS before either time; a left-closed range must not have that of
-    the gap's start.
+    the gap's start. The counter of a holder that began within the gap is counted in full: what its series had before
+    the gap, if it has the same labels, is an earlier holder's.
     """
-    first = f"min_over_time({selector}[{range_duration(0.001, seconds)}])"
-    growth = f"({first} - last_over_time({selector}[{_STEP}] offset {range_duration(0, seconds)}))"
-    return f"({growth} >= 0 or ({first} and {growth} < 0))"
+    first = f"min_over_time({selector}[{range_duration(start + 0.001, end)}])"
+    before = f"last_over_time({selector}[{_STEP}] offset {range_duration(start, end)})"
+    growth = f"({first} - {before})"
+    known = f"({growth} >= 0 or ({first} and {growth} < 0))"
+    if began_within is None:
+        return known
+    began = f"last_over_time({began_within.start_metric}[{_STEP}])"
+    counted = f"({first} and on ({began_within.on}) {began_within.older(end)})"
+    later = f"({began} > {start!r})"
+    about = f"({began} > {start - LOOKBACK_SECONDS!r})"
+    new = f"({counted} and on ({began_within.on}) {later})"
+    newer = f"(({counted} unless {before}) and on ({began_within.on}) {about})"
+    return f"(({known} unless on ({began_within.on}) {later}) or {new} or {newer})"
 
 
 def _add_matcher(selector: str, matcher: str) -> str:

@@ -31,7 +31,7 @@ from exporter.report.query import (
     promql_string,
     range_duration,
 )
-from exporter.report.scrape_gaps import ScrapeGaps
+from exporter.report.scrape_gaps import BeganWithin, ScrapeGaps
 from exporter.report.summary import FleetUsage
 from exporter.report.usage import NOT_SPLIT, Period, UsageRecord
 
@@ -133,7 +133,20 @@ class CounterQuery(MetricQuery):
     ) -> Iterator[VectorSample]:
         for part in parts:
             yield from self._growth_in_part(counter, labels, counters, part)
-        yield from self._gaps.growth(counter, labels, self._gaps.shares(period, parts))
+        began_within = self._began_within(counters, parts) if counters.start_metric else None
+        yield from self._gaps.growth(counter, labels, self._gaps.shares(period, parts), began_within)
+
+    def _began_within(self, counters: TimeCounters, parts: Sequence[Period]) -> BeganWithin:
+        """Return which holders that began within a gap no part counts as new ones."""
+
+        def older(gap_end: float) -> str:
+            part = next((part for part in parts if gap_end - LOOKBACK_SECONDS < part.end), None)
+            if part is None:  # the gap ends after the report
+                began = f"last_over_time({counters.start_metric}[{range_duration(0, LOOKBACK_SECONDS)}])"
+                return f"({began} < {self._gaps.report_end!r})"
+            return self._older_query(counters, part)
+
+        return BeganWithin(counters.start_metric, ", ".join(counters.owner_labels), older)
 
     @property
     def _lookback(self) -> float:
@@ -151,10 +164,9 @@ class CounterQuery(MetricQuery):
 
     def _older_query(self, counters: TimeCounters, part: Period) -> str:
         """Return a query for holders that started before the part, or before their daemon, which may have resumed."""
-        began = f"last_over_time({counters.start_metric}[{range_duration(*part)}])"
-        daemon = (
-            f"max by ({_INSTANCE_LABELS}) (last_over_time({counters.daemon_start_metric}[{range_duration(*part)}]))"
-        )
+        range_of_part = f"[{range_duration(*part)}] @ {part.end!r}"
+        began = f"last_over_time({counters.start_metric}{range_of_part})"
+        daemon = f"max by ({_INSTANCE_LABELS}) (last_over_time({counters.daemon_start_metric}{range_of_part}))"
         return f"({began} < {part.start!r} or {began} < on ({_INSTANCE_LABELS}) group_left () {daemon})"
 
     def _recorded_shares(self, counters: TimeCounters, period: Period) -> dict[LabelValues, dict[LabelValues, float]]:

@@ -18,6 +18,8 @@ from tests.report.sum_counters import END, MINUTE, SILENT, SILENT_END, by_hand, 
 from tests.report.sum_fleets import BEGIN, HOUR, HOUR_MS, Fleet, pages, taught, tidal, trained
 
 pytestmark = pytest.mark.e2e
+ANEW = (150, 245)
+"""Minutes within SILENT: in an hour before that of the next scrape, and in the same."""
 FLEETS = {
     "thirty": Fleet(
         story=taught(0.6, free_ms=2 * HOUR_MS, works_ms=1_200_000, rests_ms=600_000),
@@ -49,6 +51,8 @@ def _past(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Past]:
         past.write(reloaded())
         past.write(silent("silent"))
         past.write(silent("booted", booted=240))
+        for minute in ANEW:
+            past.write(silent(f"anew-{minute}", anew=minute))
         yield past
 
 
@@ -353,6 +357,25 @@ def test_a_counter_that_begins_at_0_after_the_gap_counts_from_there(ask: Ask) ->
     for every in ("hour", "day"):
         found = json.loads(ask(f"{of_silent(0, SILENT_END, cluster='booted')} --every {every}"))
         assert found["whole"]["gpu_hours"] == pytest.approx(32 + 4 * (100 + 240) / 60, rel=0.005)
+
+
+@pytest.mark.parametrize("minute", ANEW)
+def test_a_job_that_begins_anew_within_a_gap_counts_once(ask: Ask, minute: int) -> None:
+    """A Kubernetes workload keeps its ID; so does a job that is queued again."""
+    found = json.loads(ask(f"{of_silent(0, SILENT_END, cluster=f'anew-{minute}')} --every hour --by user"))
+    bob = (SILENT[0] + SILENT_END - minute) / 60 * 4
+    hours = {row["name"]: row["gpu_hours"] for row in found["rows"]}
+    assert found["whole"]["gpu_hours"] == pytest.approx(64)
+    assert hours == pytest.approx({"ada": 32, "bob": bob, "(not told)": 32 - bob})
+
+
+@pytest.mark.parametrize("minute", ANEW)
+def test_of_a_job_that_begins_anew_within_a_gap_reports_on_both_sides_add_up(ask: Ask, minute: int) -> None:
+    words = "--user bob"
+    parts = [of_silent(*times, cluster=f"anew-{minute}", words=words) for times in ((0, 180), (180, 480))]
+    assert sum(json.loads(ask(part))["whole"]["gpu_hours"] for part in parts) == pytest.approx(
+        (SILENT[0] + SILENT_END - minute) / 60 * 4
+    )
 
 
 def test_parts_of_a_period_that_begin_in_a_gap_lose_nothing(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -104,10 +104,11 @@ SILENT = (100, 255)
 SILENT_END = 480
 
 
-def silent(cluster: str, *, booted: int = 0) -> Series:
+def silent(cluster: str, *, booted: int = 0, anew: int = 0) -> Series:
     """Return eight hours of two nodes in a cluster of their own, four GPUs each with a job.
 
-    n2 is not scraped in SILENT, and boots at minute `booted`.
+    n2 is not scraped in SILENT, and boots at minute `booted`. Its job ends with SILENT's beginning and begins anew at
+    minute `anew`, with the same ID.
     """
     found: Series = {}
     for minute in range(SILENT_END + 1):
@@ -115,6 +116,8 @@ def silent(cluster: str, *, booted: int = 0) -> Series:
             where = {"cluster": cluster, "instance": f"{node}:19400", "job": "gpu"}
             job = {"job_id": f"on-{node}"}
             seconds = (minute - (booted if node == "n2" and minute >= SILENT[1] else 0)) * MINUTE
+            again = anew if node == "n2" and minute >= SILENT[1] else 0
+            of_job = seconds - again * MINUTE
             for name, value, labels in (
                 ("ticks_total", minute, {}),
                 ("node_gpus", 4, {"model": "H"}),
@@ -122,10 +125,10 @@ def silent(cluster: str, *, booted: int = 0) -> Series:
                 ("paid_seconds_total", seconds * 4.0, {"uuid": node, "gpu": "0"}),
                 ("node_seconds_total", seconds * 4.0, {"model": "H", "held": "true", "leak": "useful"}),
                 ("node_energy_joules_total", seconds * 1000.0, {"model": "H", "layer": "useful"}),
-                ("job_start_timestamp_seconds", BEGIN - MINUTE, job),
-                ("job_paid_seconds_total", seconds * 4.0, job),
-                ("job_seconds_total", seconds * 4.0, job | {"leak": "useful", "layer": "useful"}),
-                ("job_energy_joules_total", seconds * 1000.0, job),
+                ("job_start_timestamp_seconds", BEGIN + (again * MINUTE or -MINUTE), job),
+                ("job_paid_seconds_total", of_job * 4.0, job),
+                ("job_seconds_total", of_job * 4.0, job | {"leak": "useful", "layer": "useful"}),
+                ("job_energy_joules_total", of_job * 1000.0, job),
                 ("job_info", 1, job | {"user": "ada" if node == "n1" else "bob"}),
             ):
                 series = found.setdefault(named(f"gpu_efficiency_{name}", **labels, **where), [])
