@@ -141,6 +141,11 @@ class FileTail:
         self._part, self._in_long_line = b"", False
         self._head = os.pread(handle, _HEAD_BYTES, 0)
 
+    @property
+    def offset(self) -> int:
+        """Bytes that were read or skipped."""
+        return self._offset
+
     def read(self, most: int) -> TailChunk:
         """Read what was appended, at most `most` bytes; raises OSError."""
         size = os.fstat(self._handle).st_size

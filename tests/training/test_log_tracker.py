@@ -546,6 +546,48 @@ def test_trainings_beside_each_other_that_seldom_write_are_known_too() -> None:
     assert len(found) < 8
 
 
+@pytest.mark.parametrize(
+    ("line", "steps", "run"),
+    [
+        (" loading checkpoint from /c at iteration 600", 10, ""),
+        ("[after training is done] datetime: 2025-06-16 22:30:50 ", 1, "#1750113050"),
+        ("", None, ""),
+    ],
+)
+def test_after_trainings_beside_each_other_the_next_start_or_end_counts_again(
+    line: str, steps: int | None, run: str
+) -> None:
+    job = Job()
+    for step in range(200, 300, 10):
+        for first, at in ((0, 0), (300, 5)):
+            job.parse(logs.megatron(first + step, ms=1000.0, total=1000), now=step + at)
+    found = job.parse(line, *(logs.megatron(step, ms=1000.0, total=1000) for step in (610, 620)), now=2000)
+    counted = [message for message in found if message.step]
+    if steps is None:
+        assert counted == []
+    else:
+        assert short(counted, "run", "step", "steps") == [(run, 610, steps), (run, 620, 10)]
+
+
+@pytest.mark.parametrize("back", [100, 200, 300])
+def test_a_training_that_fails_again_and_again_is_one(back: int) -> None:
+    """A line every 500 s, six until it fails, in a file without lines of the start."""
+    job, found, step, now = Job(), [], 0, 0
+    for _ in range(10):
+        for _ in range(6):
+            step, now = step + 100, now + 500
+            found += job.parse(logs.megatron(step, ms=5000.0, total=10**6), now=now)
+        step -= back
+    assert (len(found), sum(message.restart for message in found)) == (60, 9)
+
+
+def test_old_lines_whose_times_are_unknown_are_not_of_several_trainings() -> None:
+    job = Job(fresh=False)
+    job.parse(*(logs.megatron(step, ms=1000.0, total=1000) for step in (100, 200, 150, 250, 210, 310, 290, 390)))
+    job.progress.end_history()
+    assert short(job.parse(logs.megatron(490, ms=1000.0, total=1000), now=10), "step") == [(490,)]
+
+
 def test_a_file_for_each_of_two_trainings_counts_the_steps_of_one() -> None:
     """A line every 100 s, the other file's 65 s later: the first is not silent, it writes seldom."""
     runs = [(0.0, 3, 0), (65.0, 0, 1)]
@@ -588,9 +630,33 @@ def test_a_training_after_the_end_of_another_is_a_run_of_its_own(last: int, end:
         found += job.parse(*steps, end, now=100.0 * run)
     assert short(found, "run", "step", "steps", "restart") == [
         (run, step, step - before, False)
-        for run in ("", "#2", "#3")
+        for run in ("", "#100", "#200")
         for before, step in ((0, 10), (10, 20), (20, 30), (30, 40), (40, last))
     ]
+
+
+@pytest.mark.parametrize("stamped", [True, False])
+def test_a_run_keeps_its_name_and_no_other_gets_it_when_the_daemon_starts_again(stamped: bool) -> None:
+    """Without timestamps a run that was there has no name: it goes on as the one that was reported last."""
+
+    def training(run: int) -> list[str]:
+        stamp = f" [2025-06-16 22:{run:02}:00] " if stamped else ""
+        return [stamp + logs.megatron(step, ms=1000.0, total=50) for step in (10, 20, 30, 40, 50)]
+
+    names = []
+    for run in range(1, 5):
+        job = Job(fresh=False)
+        job.parse(*training(run - 1), now=100.0 * run)
+        job.progress.end_history()
+        names += [message.run for message in job.parse(*training(run), now=100.0 * run + 10.0)]
+        again = Job(fresh=False)
+        again.parse(*training(run - 1), now=100.0 * run + 20.0)
+        again.parse(*training(run)[:3], now=100.0 * run + 30.0)
+        again.progress.end_history()
+        later = again.parse(*training(run)[3:], now=100.0 * run + 40.0)
+        assert short(later, "run", "steps") == [(names[-1] if stamped else "", 10)] * 2
+    assert "" not in names
+    assert len(set(names)) == 4
 
 
 def test_a_training_that_goes_on_beyond_its_end_is_the_same_run() -> None:
@@ -615,7 +681,8 @@ def test_each_training_of_the_trainer_is_a_run(total: int) -> None:
             found += job.parse(logs.bar(step, 7), now=now + step)
         found += job.parse("{'eval_loss': 2.5, 'epoch': 0.02}", now=now + 8)
         now += 60
-    for run, steps in (("", 100), ("#2", total)):
+    second = next(message.run for message in found if message.run)
+    for run, steps in (("", 100), (second, total)):
         of_run = [message for message in found if message.run == run and message.steps]
         assert (sum(message.steps for message in of_run), of_run[-1].step) == (steps, steps)
         assert sum(message.seconds for message in of_run) == approx(float(steps))

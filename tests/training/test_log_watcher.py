@@ -253,9 +253,9 @@ def test_a_log_of_two_jobs_is_nobodys(node: Make, second: bool) -> None:
 
 
 @contextmanager
-def writing(path: Path) -> Iterator[int]:
+def writing(path: Path, mode: str = "w") -> Iterator[int]:
     """Pid of a process whose standard output is the file."""
-    with path.open("w") as file, subprocess.Popen(["sleep", "600"], stdout=file) as process:
+    with path.open(mode) as file, subprocess.Popen(["sleep", "600"], stdout=file) as process:
         try:
             yield process.pid
         finally:
@@ -274,6 +274,30 @@ def test_the_next_job_may_write_to_the_file_of_the_last_one(node: Make, tmp_path
             assert [(one.job_id, one.message.step) for one in a.poll(after=1.0)] == [(job, 10)]
         a.processes = []
     assert "log_shared" not in a.counts()
+
+
+@pytest.mark.parametrize("gap", [1.0, 90.0])
+def test_the_next_job_in_a_file_does_not_have_the_settings_of_the_last_one(
+    node: Make, tmp_path: Path, gap: float
+) -> None:
+    """As with --open-mode=append. Lines that the last job wrote after the last poll are not the next job's."""
+    a = node(FollowSettings())
+    last, path = "", tmp_path / "train.out"
+    path.touch()
+    for job, settings, world in (("101", logs.megatron_start(), 16), ("102", [], None), ("103", MANY_RANKS, 32)):
+        with writing(path, "a") as pid:
+            a.write("train.out", last, *settings)
+            a.processes = [WorkloadProcess(pid, job)]
+            a.poll(after=gap)
+            a.write("train.out", line(10), line(20))
+            found = [(one.job_id, one.message.step, one.message.world_size, one.message.run) for one in a.poll()]
+            assert found == [(job, 10, world, ""), (job, 20, world, "")]
+        a.processes, last = [], line(30)
+        a.poll()
+        a.poll(after=gap)
+
+
+MANY_RANKS = [row.replace(" 16", " 32") if "world" in row else row for row in logs.megatron_start()]
 
 
 def test_a_file_that_two_jobs_wrote_is_read_again_after_a_while(node: Make) -> None:

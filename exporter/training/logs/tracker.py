@@ -159,9 +159,9 @@ _DAY = 86_400.0
 _HOUR = 3600.0
 _CLOCK_CHANGE_SECONDS = 60.0
 """If timestamps differ by an hour more or less than the times of reading, within this, the clock was changed."""
-_MIXED_ROLLBACKS = 3
-_MIXED_LINES, _MIXED_SECONDS = 16, 300.0
-"""So many steps that go back, although nothing was started, in so few lines or seconds: several trainings write."""
+_MIXED_ROLLBACKS, _MIXED_SECONDS, _MIXED_LINES = 3, 300.0, 16
+"""If the steps go back so often, although nothing was started, and pass the highest one again each time, several
+trainings write: in so few seconds, or, if they jump over it, lines. One that fails repeats the step of each line."""
 
 
 class LineTime(Struct, frozen=True):
@@ -205,7 +205,10 @@ class StepSequence:
         self._main_writer, self._last_line_at = "", 0
         self._line_seconds = 0.0
         """Seconds that the last line covered."""
-        self._lines, self._rollbacks = 0, deque[tuple[int, LineTime]](maxlen=_MIXED_ROLLBACKS)
+        self._highest_before: int | None = None
+        """Highest step before the last rollback, until it is passed."""
+        self._lines, self._passed = 0, deque[tuple[int, LineTime, bool]](maxlen=_MIXED_ROLLBACKS)
+        """Counted lines; at which of them, when, and whether by a jump the step before a rollback was passed."""
         self._started: int | None = None
         self._start_seen: tuple[int, LineTime] | None = None
 
@@ -235,18 +238,28 @@ class StepSequence:
         """Begin another run: its steps have nothing to do with those before."""
         self.step, self._fresh, self._has_gap, self._steps_per_line = None, True, False, 0
         self._recent.clear()
-        self._rollbacks.clear()
+        self._passed.clear()
+        self._highest_before = None
         if self._started is None:
             self._interval_start = None
 
     def is_mixed(self, step: int, at: LineTime) -> bool:
-        """Whether the steps of several trainings alternate: they go back again and again, although none was started."""
-        if self._started is not None or not self.goes_back(step) or step <= self._first_step:
+        """Whether the steps of several trainings alternate: they go back and on, again and again, without a start."""
+        if self._started is not None:
+            self._passed.clear()
+            self._highest_before = None
+        elif self.step is None:
             return False
-        self._rollbacks.append((self._lines, at))
-        lines, first = self._rollbacks[0]
-        close = self._lines - lines <= _MIXED_LINES or at.since(first) <= _MIXED_SECONDS
-        return len(self._rollbacks) == _MIXED_ROLLBACKS and close
+        elif step <= self.step:
+            if step > self._first_step and self._highest_before is None:
+                self._highest_before = self.step
+        elif self._highest_before is not None and step > self._highest_before:
+            self._passed.append((self._lines, at, self.step < self._highest_before))
+            self._highest_before = None
+            lines, first, _ = self._passed[0]
+            jumps = all(jumped for *_, jumped in self._passed) and self._lines - lines <= _MIXED_LINES
+            return len(self._passed) == _MIXED_ROLLBACKS and (jumps or at.since(first) <= _MIXED_SECONDS)
+        return False
 
     def interval(self, step: int, step_seconds: float | None, at: LineTime) -> tuple[int, float, float]:
         """Number of steps that the line covers, their seconds, and those of pauses over which its rates are means, too.
@@ -403,8 +416,9 @@ class LogTracker:
             "end": self._on_end, "facts": self._on_facts,
         }  # fmt: skip
         self.ambiguous = False
-        """Several trainings write to the log: nothing is reported of it any more."""
-        self._runs = 1
+        """Several trainings write to the log: nothing is reported of it until one starts or ends."""
+        self._run_began: LineTime | None = None
+        """When the present run began, if another one of this job had ended before."""
         self.reset()
 
     def reset(self, *, fresh: bool = False) -> None:
@@ -435,16 +449,19 @@ class LogTracker:
         return [] if pending is None else self._on_step(*pending)
 
     def end_history(self) -> None:
-        """End the replay of old lines, whose messages are discarded."""
+        """End the replay of old lines, whose messages are discarded: without timestamps their time is unknown."""
+        self._separate()
         self.sequence.end_history()
         self._phase, self._bar_event = "", None
+        if self._run_began is not None and self._run_began.timestamp is None:
+            self._run_began = None
 
     def _on_step(self, event: LogEvent, writer: str, at: LineTime) -> list[TimedMessage]:
         sequence, step = self.sequence, event.step or 0
         if not step or not sequence.is_new(step, writer, at):
             return []
         if self._ended and sequence.goes_back(step):
-            self._begin_run()
+            self._begin_run(at)
         self.ambiguous = self.ambiguous or sequence.is_mixed(step, at)
         if self.ambiguous:
             return []
@@ -452,7 +469,7 @@ class LogTracker:
         message = Message(
             **interval_fields(event, self._facts, steps=steps, seconds=seconds, paused=paused),
             **job_fields(self._facts),
-            run=f"{OWN_RUN}{self._runs}" if self._runs > 1 else "",
+            run=self._run(),
             step=step,
             loss=encode_loss(event.loss),
             restart=sequence.is_restart(step),
@@ -465,19 +482,33 @@ class LogTracker:
         self._ended = isinstance(total, (int, float)) and step >= total
         return [TimedMessage(message, seconds)]
 
-    def _begin_run(self) -> None:
+    def _begin_run(self, at: LineTime) -> None:
         """Begin another run of the job, after the end of the one before."""
         self.sequence.begin_run()
-        self._runs, self._ended, self._first_bars = self._runs + 1, False, {}
+        self._run_began, self._ended, self._first_bars = at, False, {}
+
+    def _run(self) -> str:
+        """The run ID: when it began, because a new tracker does not know how many there were.
+
+        Empty: the job's first run, or the one that it reported last.
+        """
+        at = self._run_began
+        return "" if at is None else f"{OWN_RUN}{at.read_at / SECOND if at.timestamp is None else at.timestamp:.0f}"
+
+    def _separate(self) -> None:
+        """Of several trainings beside each other one starts or ends: count again, from the next step on."""
+        if self.ambiguous:
+            self.ambiguous = False
+            self.reset()
 
     def _on_bar(self, event: LogEvent, writer: str, at: LineTime) -> list[TimedMessage]:
         if self._expects_total:
-            self._choose_bar(event.total)
+            self._choose_bar(event.total, at)
         elif (self._total is None or self._ended) and len(self._first_bars) < _BARS:
             self._first_bars.setdefault(event.total, _FirstBar(event.step or 0, writer, at)).move(event.step or 0)
         if event.total == self._total:
             if self._ended and event.step == 0:
-                self._begin_run()
+                self._begin_run(at)
                 self.sequence.record(0, writer, at)
             self._bar_event = None if event.step == self.sequence.step else (event, writer, at)
             return []
@@ -486,11 +517,11 @@ class LogTracker:
             return []
         return [*self.flush_bar(), *self._on_validate(event, writer, at)]
 
-    def _choose_bar(self, total: int | None) -> None:
+    def _choose_bar(self, total: int | None, at: LineTime) -> None:
         """Take the bar for the training's: its steps count from its beginning on, which may be long ago."""
         first = self._first_bars.get(total)
         if self._ended and total != self._total:
-            self._begin_run()
+            self._begin_run(at)
         self._total, self._expects_total = total, False
         if first is not None and self.sequence.step is None:
             self.sequence.record(first.step, first.writer, first.at)
@@ -525,6 +556,7 @@ class LogTracker:
         return self._enter("compute")
 
     def _on_load(self, event: LogEvent, _writer: str, at: LineTime) -> list[TimedMessage]:
+        self._separate()
         if event.step is not None and not self.sequence.begin(event.step, at):
             return []
         return self._enter("restore")
@@ -533,6 +565,7 @@ class LogTracker:
         return self._enter("startup") if self._phase == "restore" else []
 
     def _on_start(self, event: LogEvent, writer: str, at: LineTime) -> list[TimedMessage]:
+        self._separate()
         self.sequence.begin(event.step or 0, at)
         return self._on_loaded(event, writer, at)
 
@@ -552,7 +585,9 @@ class LogTracker:
         quality = Quality(value, _VALIDATION, falls=True) if isinstance(value, float) else None
         return [TimedMessage(Message(quality=quality, epoch=event.epoch, phase=self._resume_compute()))]
 
-    def _on_end(self, _event: LogEvent, _writer: str, _at: LineTime) -> list[TimedMessage]:
+    def _on_end(self, _event: LogEvent, _writer: str, at: LineTime) -> list[TimedMessage]:
+        self._run_began = at if self.ambiguous else self._run_began
+        self._separate()
         self._ended = self.sequence.step is not None
         return []
 

@@ -169,7 +169,7 @@ SEARCH_INTERVAL = 5 * SECOND
 EXPIRY = 60 * SECOND
 """A file or job that was not found for this long is forgotten."""
 _REFUSALS = 1024
-"""Maximum rejections and shared files that are remembered."""
+"""Maximum rejections, shared files and files followed before that are remembered."""
 
 FileKey = tuple[int, int]
 """Device and inode."""
@@ -188,8 +188,18 @@ class _OpenLog(Struct):
     """Time at which it was last found."""
     owner: int = -1
     """Uid of the file."""
+    begin: int = 0
+    """Offset of the job's first line; before it are those of another job."""
     behind: bool = False
     """Whether it grows faster than it may be read."""
+
+
+class _Part(Struct, frozen=True):
+    """The part of a file that a job wrote, as far as it was followed."""
+
+    job_id: str
+    begin: int
+    end: int
 
 
 class _JobLogs(Struct):
@@ -214,6 +224,8 @@ class LogWatcher:
         """Jobs with a process at this poll."""
         self._shared: dict[FileKey, int] = {}
         """Files of two jobs, and when they were last found."""
+        self._parts: dict[FileKey, _Part] = {}
+        """Of files that were followed before, by the last job that wrote them."""
         self._refused: set[str] = set()
         self._searched_at, self._polls = -SEARCH_INTERVAL, 0
         self._budget = TokenBucket(ALL_BURST, ALL_RATE / SECOND)
@@ -269,6 +281,7 @@ class LogWatcher:
         self._shared[key] = now
         if key in self._files:
             self._close(key)
+            del self._parts[key]
 
     def _open(self, key: FileKey, location: LogLocation, now: int, *, new: bool) -> None:
         if len(self._files) >= MOST_FILES:
@@ -291,14 +304,19 @@ class LogWatcher:
         if (found.st_dev, found.st_ino) != key:
             return  # replaced in between: the next poll handles the new file
         tracker = self._jobs[location.job_id].tracker
-        offset = 0
-        if new or found.st_size > FRESH_BYTES:
-            offset = _read_history(handle, found.st_size, reader, tracker, now=now, steps=new)
+        part = self._parts.pop(key, None)
+        if part is None or part.end > found.st_size:  # a rewritten file is this job's
+            part = _Part(location.job_id, 0, 0)
+        own = part.job_id == location.job_id
+        begin, offset = part.begin if own else part.end, 0
+        if new or begin or found.st_size > FRESH_BYTES:
+            # After another job's part may be last lines of it that were not read: their steps are not this job's.
+            offset = _read_history(handle, found.st_size, reader, tracker, now=now, begin=begin, steps=new and own)
         else:
             tracker.start_fresh()
         tail = FileTail(handle, self.counts, offset=offset)
         name = f"{location.path}\n"
-        self._files[key] = _OpenLog(tail, reader, name, location.job_id, location.process, now, found.st_uid)
+        self._files[key] = _OpenLog(tail, reader, name, location.job_id, location.process, now, found.st_uid, begin)
         self._present.add(key)
         self.counts["log_files"] += 1
         log.info("following %r, the log of job %s", location.path, location.job_id)
@@ -322,7 +340,6 @@ class LogWatcher:
             return []
         if job.tracker.ambiguous:
             self._refuse("log_mixed", f"several trainings beside each other write those of job {files[0].job_id}")
-            return []
         messages: list[tuple[TimedMessage, WorkloadProcess]] = []
         # One process for all: rank 0 may write the checkpoints and another one the steps.
         process = min((file.process for file in files), key=_rank_order)
@@ -355,6 +372,7 @@ class LogWatcher:
         self._budget.spend(written.size)
         if written.rewritten:
             file.reader.reset()
+            file.begin = 0
         if written.gap:
             tracker.sequence.mark_gap()
         messages = [
@@ -397,6 +415,9 @@ class LogWatcher:
 
     def _close(self, key: FileKey) -> None:
         file = self._files.pop(key)
+        if len(self._parts) >= _REFUSALS:
+            self._parts.clear()
+        self._parts[key] = _Part(file.job_id, file.begin, file.tail.offset)
         file.tail.close()
         job = self._jobs.get(file.job_id)
         if job is not None and all(other.name != file.name for other in self._files.values()):
@@ -413,20 +434,22 @@ class LogWatcher:
         log.warning("log not followed: %s", reason)
 
 
-def _read_history(handle: int, size: int, reader: LineReader, tracker: LogTracker, *, now: int, steps: bool) -> int:
-    """Read the constants, and with `steps` the last step, of an existing log; returns the offset to continue from.
+def _read_history(
+    handle: int, size: int, reader: LineReader, tracker: LogTracker, *, now: int, begin: int, steps: bool
+) -> int:
+    """Read the constants, and with `steps` the last step, of a log that exists from `begin` on.
 
-    Raises OSError.
+    Returns the offset to continue from. Raises OSError.
     """
-    for event, _, _ in _parse_chunk(os.pread(handle, HEAD_BYTES, 0), reader):
+    for event, _, _ in _parse_chunk(os.pread(handle, HEAD_BYTES, begin), reader):
         if event.kind == "facts":
             tracker.handle(event, writer="", at=LineTime(None, now))
-    begin = max(0, size - TAIL_BYTES)
-    last = os.pread(handle, size - begin, begin)
+    tail = max(begin, size - TAIL_BYTES)
+    last = os.pread(handle, size - tail, tail)
     whole, newline, part = last.rpartition(b"\n")
     if steps:
         tracker.reset()
-    for event, writer, timestamp in _parse_chunk(whole.partition(b"\n")[2] if begin else whole, reader):
+    for event, writer, timestamp in _parse_chunk(whole.partition(b"\n")[2] if tail > begin else whole, reader):
         if steps or event.kind == "facts":
             tracker.handle(event, writer=writer, at=LineTime(timestamp, now))
     if steps:
