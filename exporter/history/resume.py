@@ -129,8 +129,9 @@ def _downtime(checkpoint: StoredCheckpoint, host_time: HostTime) -> _Downtime:
         raise CheckpointError(f"it cannot be read: {err}") from err
     same_boot = checkpoint.info.boot == host_time.boot != "" and head.at <= host_time.now
     duration = host_time.now - head.at if same_boot else max(0, host_time.wall - head.wall)
-    noted = head.wall <= (until := checkpoint.unsaved_until) <= host_time.wall  # else: before it, or of a wrong clock
-    outrun = checkpoint.info.outrun or (noted and until > head.wall)
+    until, written = checkpoint.unsaved_until, head.wall // MS * MS  # a note is in whole milliseconds
+    noted = written <= until <= host_time.wall  # else: before it, or of a wrong clock
+    outrun = checkpoint.info.outrun or (noted and until > written)
     return _Downtime(head, same_boot, duration, outrun, host_time.now - (host_time.wall - until) if noted else None)
 
 

@@ -21,7 +21,7 @@ import msgspec
 from msgspec import Struct
 
 from exporter.core.job_record import JobRecord, JobRecordQuery, JobSample, NodeEvent, PriceChange
-from exporter.core.model import Owner, parse_display_id
+from exporter.core.model import MS, Owner, parse_display_id
 from exporter.core.progress import TrainingView
 from exporter.core.serving import ServingView
 from exporter.files import may_exist
@@ -75,6 +75,8 @@ _MIGRATIONS = (
 """Applied in order; `user_version` is the number already applied. A released migration never changes."""
 _BUSY_SECONDS = 5.0
 _MODE = 0o640
+_NOTE_MARK = 577_215
+"""Nanoseconds of a note after its millisecond."""
 _DAMAGE = ("malformed", "not a database", "disk image", "file is encrypted")
 
 
@@ -156,17 +158,20 @@ def note_unsaved(path: Path, until: int) -> None:
     """Note that scrapes have returned values of times up to `until` (Unix ns) that could not be saved.
 
     The note is the lock file's modification time: it needs no room on a full disk. A read-only disk does not take it.
+    Its last six digits tell it from the time at which the file was made or copied.
     """
+    noted = until // MS * MS + _NOTE_MARK
     with suppress(OSError):
-        os.utime(_lock_file(path), ns=(until, until))
+        os.utime(_lock_file(path), ns=(noted, noted))
 
 
 def unsaved_until(path: Path) -> int:
-    """Return the latest note, else when the lock file was made; Unix ns, 0 without such a file."""
+    """Return the latest note, Unix ns in whole milliseconds; 0 without one."""
     try:
-        return _lock_file(path).stat().st_mtime_ns
+        modified = _lock_file(path).stat().st_mtime_ns
     except OSError:
         return 0
+    return modified // MS * MS if modified % MS == _NOTE_MARK else 0
 
 
 def _lock_file(path: Path) -> Path:

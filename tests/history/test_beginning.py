@@ -1,5 +1,6 @@
 """A daemon resumes from a previous checkpoint or starts fresh where its books end; counters never decrease a little."""
 
+import os
 from collections.abc import Iterator
 from contextlib import closing
 from functools import cache
@@ -228,6 +229,13 @@ def test_what_was_scraped_and_not_saved_is_not_counted_again(
     assert set(agent.ledger.paid_since.values()) == {now.now - 15 * SECOND}
     assert agent.ledger.paid_since.keys() == left_behind().ledger.gpus.keys()
     assert found.closed.reason == "the exporter was down or could not save for 20 s"
+
+
+def test_a_lock_file_that_was_made_or_copied_after_the_checkpoint_is_no_note(store: HistoryStore) -> None:
+    fill(store, clean=True)
+    made = left_behind().wall + 5 * SECOND
+    os.utime(f"{store.path}-lock", ns=(made, made))
+    assert came(store, moment(20))[1].checkpoint_at == left_behind().at
 
 
 def test_where_nobody_noted_how_much_was_scraped_it_counts_from_the_first_reading(store: HistoryStore) -> None:
