@@ -9,8 +9,10 @@ import re
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from math import inf
 from typing import NamedTuple
 
+from exporter.report.build import sum_by_key
 from exporter.report.query import (
     DAY_SECONDS,
     LOOKBACK_SECONDS,
@@ -92,12 +94,18 @@ class ScrapeGaps(MetricQuery):
         return shares
 
     def growth(
-        self, counter: str, labels: Iterable[str], gaps: Mapping[ScrapeGap, float], began_within: BeganWithin | None
+        self,
+        counter: str,
+        labels: Iterable[str],
+        gaps: Mapping[ScrapeGap, float],
+        began_within: BeganWithin | None,
+        *,
+        of_time: bool,
     ) -> Iterator[VectorSample]:
         """Yield the growth of each counter across the gaps; a counter that fell has begun again at 0.
 
         `labels`, by which it is summed, include cluster and instance. `began_within` is None if no holder of the
-        counter begins within a gap.
+        counter begins within a gap. `of_time`: whether it counts GPU-seconds.
         """
         shares_by_times: dict[tuple[float, float], dict[InstanceKey, float]] = defaultdict(dict)
         for gap, share in gaps.items():
@@ -105,9 +113,20 @@ class ScrapeGaps(MetricQuery):
         for (start, end), shares in shares_by_times.items():
             for matcher in _instance_matchers(shares):
                 growth = _growth_query(_add_matcher(counter, matcher), start, end, began_within)
-                for sample in self.instant_query(f"sum by ({', '.join(labels)}) ({growth}) > 0", end):
+                samples = self.instant_query(f"sum by ({', '.join(labels)}) ({growth}) > 0", end)
+                if of_time:
+                    samples = self._possible(samples, matcher, start, end)
+                for sample in samples:
                     if sample.instance in shares:
                         yield VectorSample(sample.labels, sample.value * shares[sample.instance])
+
+    def _possible(self, samples: Sequence[VectorSample], matcher: str, start: float, end: float) -> list[VectorSample]:
+        """Omit daemons that had more GPU-seconds than a gap has: another machine got the name in it."""
+        gpus = f"last_over_time({self.metric_selector('node_gpus', matcher)}[{_STEP}])"
+        found = self.instant_query(f"sum by (cluster, instance) ({gpus})", end)
+        limits = {each.instance: each.value * (end - start + LOOKBACK_SECONDS) for each in found}
+        totals = sum_by_key((sample.instance, sample.value) for sample in samples)
+        return [sample for sample in samples if totals[sample.instance] <= limits.get(sample.instance, inf)]
 
     def _gaps_at(self, bounds: Sequence[float]) -> set[ScrapeGap]:
         """Return gaps in which one of these times lies, of daemons that were scraped before a later one of them."""

@@ -121,7 +121,7 @@ class CounterQuery(MetricQuery):
     def _sums(self, counter: str, counters: TimeCounters, period: Period) -> Iterator[tuple[LabelValues, float]]:
         """Yield the growth of another counter by owner; the same owner may occur several times."""
         parts = list(self._split_period(period, self._count_samples(counter, period)))
-        for sample in self._growth(counter, counters.owner_labels, counters, period, parts):
+        for sample in self._growth(counter, counters.owner_labels, counters, period, parts, of_time=False):
             yield _label_values(sample, counters.owner_labels), sample.value
 
     def _count_samples(self, selector: str, period: Period) -> float:
@@ -129,12 +129,19 @@ class CounterQuery(MetricQuery):
         return sum(sample.value for sample in self.instant_query(count, period.end))
 
     def _growth(
-        self, counter: str, labels: LabelValues, counters: TimeCounters, period: Period, parts: Sequence[Period]
+        self,
+        counter: str,
+        labels: LabelValues,
+        counters: TimeCounters,
+        period: Period,
+        parts: Sequence[Period],
+        *,
+        of_time: bool = True,
     ) -> Iterator[VectorSample]:
         for part in parts:
             yield from self._growth_in_part(counter, labels, counters, part)
         began_within = self._began_within(counters, parts) if counters.start_metric else None
-        yield from self._gaps.growth(counter, labels, self._gaps.shares(period, parts), began_within)
+        yield from self._gaps.growth(counter, labels, self._gaps.shares(period, parts), began_within, of_time=of_time)
 
     def _began_within(self, counters: TimeCounters, parts: Sequence[Period]) -> BeganWithin:
         """Return which holders that began within a gap no part counts as new ones."""

@@ -51,6 +51,7 @@ def _past(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Past]:
         past.write(reloaded())
         past.write(silent("silent"))
         past.write(silent("booted", booted=240))
+        past.write(silent("replaced", booted=-100_000))
         for minute in ANEW:
             past.write(silent(f"anew-{minute}", anew=minute))
         yield past
@@ -357,6 +358,11 @@ def test_a_counter_that_begins_at_0_after_the_gap_counts_from_there(ask: Ask) ->
     for every in ("hour", "day"):
         found = json.loads(ask(f"{of_silent(0, SILENT_END, cluster='booted')} --every {every}"))
         assert found["whole"]["gpu_hours"] == pytest.approx(32 + 4 * (100 + 240) / 60, rel=0.005)
+
+
+def test_more_time_than_a_gap_has_is_another_machines_with_the_same_name(ask: Ask) -> None:
+    found = json.loads(ask(f"{of_silent(0, SILENT_END, cluster='replaced')} --every hour"))
+    assert found["whole"]["gpu_hours"] == pytest.approx(32 + 4 * (SILENT[0] + SILENT_END - SILENT[1]) / 60)
 
 
 @pytest.mark.parametrize("minute", ANEW)
