@@ -1,5 +1,6 @@
 """Makes the TLS contexts of this program's HTTPS clients."""
 
+import os
 import ssl
 
 
@@ -18,11 +19,13 @@ def client_context(ca_file: str | None) -> ssl.SSLContext:
 def public_context() -> ssl.SSLContext:
     """Return such a context that trusts the system's certificates, and those that httpx brings: a system may have none.
 
-    httpx alone trusts no private authority that an administrator added to the system.
+    httpx alone trusts no private authority that an administrator added to the system. Where SSL_CERT_FILE or
+    SSL_CERT_DIR is set, httpx loads that, and nothing else is trusted.
     """
     import httpx  # noqa: PLC0415  an HTTP client is 13 MiB, which a daemon may not need
 
     context = httpx.create_ssl_context()
-    context.load_default_certs()
+    if not (os.environ.get("SSL_CERT_FILE") or os.environ.get("SSL_CERT_DIR")):
+        context.load_default_certs()
     context.verify_flags &= ~ssl.VERIFY_X509_STRICT
     return context

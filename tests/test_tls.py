@@ -58,10 +58,27 @@ def test_an_authority_that_the_system_trusts_is_trusted_beside_those_of_httpx(
         """Stand in for the store of a system to which an administrator added the authority."""
         context.load_verify_locations(f"{authority.certificate}")
 
+    for name in ("SSL_CERT_FILE", "SSL_CERT_DIR"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(ssl.SSLContext, "load_default_certs", load)
     context = public_context()
     handshake(context, certificate, key)
     assert len(context.get_ca_certs()) > 10, "those of httpx"
+
+
+def test_certificates_that_the_environment_names_are_all_that_is_trusted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authority, named = Authority(tmp_path), Authority(tmp_path, "other")
+    monkeypatch.setenv("SSL_CERT_FILE", f"{named.certificate}")
+    monkeypatch.delenv("SSL_CERT_DIR", raising=False)
+
+    def load(context: ssl.SSLContext) -> None:
+        """Stand in for the store of a system to which an administrator added the authority."""
+        context.load_verify_locations(f"{authority.certificate}")
+
+    monkeypatch.setattr(ssl.SSLContext, "load_default_certs", load)
+    assert len(public_context().get_ca_certs()) == 1
 
 
 def test_another_authority_and_another_name_are_refused(tmp_path: Path) -> None:
