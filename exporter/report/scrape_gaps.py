@@ -63,6 +63,8 @@ class ScrapeGaps(MetricQuery):
         self._lookback = lookback
         self._scraped: dict[float, frozenset[InstanceKey]] = {}
         self._shares: dict[Period, dict[ScrapeGap, float]] = defaultdict(dict)
+        self._inner: dict[tuple[float, ...], set[ScrapeGap]] = {}
+        """Gaps at the bounds of parts: the same for each counter."""
         self.found: set[ScrapeGap] = set()
         """Gaps that are counted."""
         self.report_end = 0.0
@@ -89,8 +91,10 @@ class ScrapeGaps(MetricQuery):
         """Return the gaps to count in a period that is read in these parts, each with the share of its growth."""
         shares = dict(self._shares[period])
         if len(parts) > 1:
-            inner = self._gaps_at([*(part.start for part in parts[1:]), parts[-1].end]) - self.found
-            shares |= dict.fromkeys(inner, 1.0)
+            bounds = (*(part.start for part in parts[1:]), parts[-1].end)
+            if bounds not in self._inner:
+                self._inner[bounds] = self._gaps_at(bounds) - self.found
+            shares |= dict.fromkeys(self._inner[bounds], 1.0)
         return shares
 
     def growth(
@@ -130,12 +134,16 @@ class ScrapeGaps(MetricQuery):
 
     def _gaps_at(self, bounds: Sequence[float]) -> set[ScrapeGap]:
         """Return gaps in which one of these times lies, of daemons that were scraped before a later one of them."""
-        found, scraped_later = set[ScrapeGap](), frozenset[InstanceKey]()
+        gaps, scraped_later = dict[InstanceKey, list[ScrapeGap]](), frozenset[InstanceKey]()
         for bound in sorted(bounds, reverse=True):
             scraped = self._scraped_before(bound)
-            found |= set(self._find(bound, scraped_later - scraped))
+            missing = scraped_later - scraped
+            # A gap in which several of the times lie is searched once: each search is dear.
+            unknown = frozenset(key for key in missing if key not in gaps or gaps[key][-1].start >= bound)
+            for gap in self._find(bound, unknown):
+                gaps.setdefault(gap.instance, []).append(gap)
             scraped_later |= scraped
-        return found
+        return {gap for each in gaps.values() for gap in each}
 
     def _scraped_before(self, at: float) -> frozenset[InstanceKey]:
         """Return the daemons that were scraped within the lookback."""

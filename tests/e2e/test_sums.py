@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from exporter.preview.prometheus import PrometheusClient
+from exporter.report.query import InstanceKey
+from exporter.report.scrape_gaps import ScrapeGap, ScrapeGaps
 from tests.dashboards.past import Past, prometheus, rules
 from tests.e2e.running import ROOT
 from tests.report.commands import run
@@ -331,6 +333,21 @@ def test_periods_add_up_across_a_gap_of_scrapes_that_begins_in_one_and_ends_in_a
     assert sum(each["gpu_hours"] for each in found["trend"]) == pytest.approx(64)
     told = any("not scraped for over an hour" in line for line in found["unseen"])
     assert told == (every == "hour")
+
+
+def test_a_gap_is_searched_once_whatever_begins_in_it(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each search reads two weeks of a daemon's scrapes."""
+    searched: list[InstanceKey] = []
+    search = ScrapeGaps._find
+
+    def counted(gaps: ScrapeGaps, at: float, instances: frozenset[InstanceKey]) -> Iterator[ScrapeGap]:
+        searched.extend(instances)
+        return search(gaps, at, instances)
+
+    monkeypatch.setattr(ScrapeGaps, "_find", counted)
+    found = json.loads(ask(f"{of_silent(0, SILENT_END)} --every hour"))
+    assert found["whole"]["gpu_hours"] == pytest.approx(64)
+    assert searched == [("silent", "n2:19400")]
 
 
 def test_the_time_of_a_gap_is_in_the_period_of_the_next_scrape(ask: Ask) -> None:
