@@ -164,6 +164,7 @@ class Node:
         start = f"ExecStart=/opt/gpu-efficiency/bin/python /srv/probe.py {other} {answer}"
         folder = machine.path(f"/run/systemd/system/{name}.d")
         folder.mkdir(parents=True)
+        unit = re.sub(r"(?m)^RestartForceExitStatus=.*\n", "", unit)  # refused in a unit of this type
         (folder.parent / name).write_text(
             re.sub(r"(?m)^ExecStart=.*", start, unit).replace("Type=exec", "Type=oneshot")
         )
