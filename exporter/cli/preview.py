@@ -78,6 +78,8 @@ class _Recorded(NamedTuple):
     """What a trace is of: its first and last observation, Unix nanoseconds."""
 
     node: str
+    gpu: str
+    """One of its GPUs: nodes of two clusters may have the same name."""
     first: int
     last: int
     name: str
@@ -87,10 +89,12 @@ class _Recorded(NamedTuple):
 def _replay(replay: TracePreview, name: str, *, quiet: bool) -> _Recorded:
     """Replay one trace."""
     times: list[int] = []
+    gpus: set[str] = set()
 
     def timed(observations: Iterable[Observation]) -> Iterator[Observation]:
         for observation in observations:
             times[1:] = [observation.wall]
+            gpus.update(device.uuid for device in observation.devices or ())
             yield observation
 
     with read_trace(name) as trace:
@@ -99,13 +103,14 @@ def _replay(replay: TracePreview, name: str, *, quiet: bool) -> _Recorded:
                 raise TraceError(f"{name} holds no observation")
         if trace.truncated:
             print(f"gpu-efficiency: {name}: {trace.truncated}", file=sys.stderr)
-        return _Recorded(trace.header.host or Path(name).name, times[0], times[-1], name, trace.header.simulated)
+        node = trace.header.host or Path(name).name
+        return _Recorded(node, min(gpus, default=""), times[0], times[-1], name, trace.header.simulated)
 
 
 def _refuse_overlaps(recorded: Iterable[_Recorded]) -> None:
     """Raise TraceError if two traces are of one node and the same time: its GPUs would count twice."""
     for before, after in pairwise(sorted(recorded)):
-        if before.node == after.node and after.first < before.last:
+        if (before.node, before.gpu) == (after.node, after.gpu) and after.first < before.last:
             raise TraceError(
                 f"{after.name} begins {format_time(after.first / SECOND)}, before {before.name} of the same node"
                 f" {before.node} ends ({format_time(before.last / SECOND)}): omit one of them"

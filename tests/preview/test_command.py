@@ -30,12 +30,13 @@ def _trace(tmp_path: Path) -> Path:
     return record(tmp_path / "node.jsonl.gz", "n1")
 
 
-def record(path: Path, host: str) -> Path:
+def record(path: Path, host: str, gpu: str = "GPU-0") -> Path:
     """Write a trace of an hour without work, then work; not simulated."""
     with TraceWriter(path, TraceHeader(host=host), flush_every=0) as trace:
-        trace.append(replace(first([device()], [held(owner=JOB)]), wall=0))
+        trace.append(replace(first([device(gpu)], [held(gpu, owner=JOB)]), wall=0))
         for at in range(60, 4201, 60):
-            trace.append(replace(seen(at, reading(at - 60, at, RESTING if at <= 3600 else WORKING)), wall=at * S))
+            shows = RESTING if at <= 3600 else WORKING
+            trace.append(replace(seen(at, reading(at - 60, at, shows, uuid=gpu)), wall=at * S))
     return path
 
 
@@ -120,6 +121,11 @@ def test_two_recordings_of_one_node_and_the_same_time_are_refused(trace: Path) -
     status, out, err = preview(f"{trace} {copy} {ASKED}")
     assert (status, out, len(err.splitlines())) == (1, "", 1)
     assert f"{trace} begins 1970-01-01 00:00 UTC, before {copy} of the same node n1 ends (1970-01-01 01:10 UTC)" in err
+
+
+def test_nodes_of_two_clusters_may_have_the_same_name(trace: Path) -> None:
+    other = record(trace.with_name("other.jsonl.gz"), "n1", "GPU-9")
+    assert preview(f"{trace} {other} {ASKED}")[0] == 0
 
 
 def test_the_configured_policy_is_the_baseline(trace: Path, tmp_path: Path) -> None:
