@@ -307,6 +307,20 @@ def test_a_mapping_file_goes_before_all(mapped: Rig) -> None:
     assert mapped.answers.asked == ["7"]
 
 
+def test_a_job_whose_socket_comes_after_its_mapping_file_is_queried_once(mapped: Rig) -> None:
+    """The prolog writes the file before slurmstepd binds the socket: an inspection in between finds neither."""
+    assert mapped.mapping is not None
+    for gpu, number in ((0, "7"), (1, "8")):
+        mapped.answers.jobs[number] = job(number, gpu)
+        (mapped.mapping / f"{gpu}").write_text(f"{number}\n")
+    mapped.socket("7")
+    mapped.tick()
+    mapped.socket("8")
+    mapped.tick()
+    assert mapped.held() == {"GPU-0": "7", "GPU-1": "8"}
+    assert mapped.answers.asked == ["7", "8"]
+
+
 def test_mapping_files_may_name_instances_and_uuids(mapped: Rig) -> None:
     assert mapped.mapping is not None
     instance = Device("MIG-x", "3:7", parent="GPU-3", weight=142_857)

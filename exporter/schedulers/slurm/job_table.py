@@ -395,8 +395,8 @@ class JobTable:
             entry.bound = bound or bool(answer.tasks.processes)
         # The prolog's files stay while a job completes, until our epilog has run: a slow one may run before it.
         entry.stale = not entry.bound and (entry.ended or (entry.ending and not entry.presence.files))
-        if not (entry.bound or entry.stale) and (self._saw_bound_socket or entry.ending):
-            self.query(entry, now)
+        if answer.tasks is not None and not (entry.bound or entry.stale) and (self._saw_bound_socket or entry.ending):
+            self.query(entry, now)  # never upon the controller's own answer: an inspection before it may be older
 
     def _is_here(self, entry: NodeJob) -> bool:
         hosts = entry.job.hosts if entry.job else ""
