@@ -1,11 +1,12 @@
 """The stable public surface, one part a line: `python -m tests.compat.surface` records it in `stable.txt`.
 
 A line is a kind, a name, and what else must stay. A recorded line that the surface no longer has is kept, behind "- ",
-so that a part cannot go unseen by being recorded anew: `test_surface` demands that CHANGELOG.md names it.
+so that a part cannot go unseen by being recorded anew: `test_surface` demands an entry of CHANGELOG.md for it.
 """
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -51,10 +52,10 @@ def lines_to_record(now: list[str], before: list[str], gone: list[str]) -> list[
     return [*(f"{GONE}{line}" for line in lost), *now]
 
 
-def name_of(line: str) -> str:
-    """What CHANGELOG.md must say where that part changes: the last name of a path."""
-    kind, name, *_ = line.split(" ")
-    return name.rpartition(":" if kind == "flag" else ".")[2] or name
+def words_of(line: str) -> frozenset[str]:
+    """Words that an entry of CHANGELOG.md about this part has: its whole name, and which of its choices."""
+    kind, name, *rest = line.split(" ")
+    return frozenset(re.findall(r"--[\w.-]+|[\w-]+", " ".join([name, *(rest if kind == "choice" else [])])))
 
 
 def _metrics() -> Iterator[str]:
