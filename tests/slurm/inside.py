@@ -22,7 +22,10 @@ if [ "$root" != / ]; then
   for tree in proc sys dev; do mount --rbind "/$tree" "$root/$tree"; done
   mount --bind /etc/hosts "$root/etc/hosts"
 fi
-if [ "$unified" ]; then mount -t cgroup2 cgroup2 "$root/sys/fs/cgroup"; fi
+if [ "$unified" ]; then
+  mount -t cgroup2 cgroup2 "$root/sys/fs/cgroup"
+  mkdir -p "$root/sys/fs/cgroup/system.slice"  # systemd's, which slurmd 22.05 does not make
+fi
 for shared; do
   mkdir -p "$root$shared"
   mount --bind "$shared" "$root$shared"
