@@ -1,4 +1,4 @@
-"""What every board says first: whether its figures are of hardware, and whether what it reads is there.
+"""What every board says first: whether its figures are of hardware and of one thing, and if what it reads is there.
 
 Owns the panel at the top of all boards. Refuses what boards say of GPUs.
 """
@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from dashboards import words
 from dashboards.parts import Board, Figure, Panel, Query
-from dashboards.series import at
+from dashboards.series import THIS_JOB, THIS_NODE, at
 
 _RAW, _RECORDED = at("gpu_efficiency_simulated"), at("cluster:gpu_efficiency_simulated:nodes")
 _MISSING = (
@@ -17,10 +17,12 @@ _MISSING = (
 _NOTICE = Panel(
     title="What these figures are of",
     kind=Figure(steps=((None, words.WATCH),), named=True),
-    shows="Whether any node that is scraped is simulated, whether exporters are heard, and whether the recording rules"
-    " that boards read are loaded. What this panel names explains empty panels below.",
+    shows="Whether any node that is scraped is simulated, whether exporters are heard, whether the recording rules that"
+    " boards read are loaded, and whether a board of one node or job adds up several of the same name. What this panel"
+    " names explains empty panels below.",
     bad="any line in orange",
-    do="take simulated nodes out of the scrape, or give them a cluster label of their own; load all files of alerts/",
+    do="take simulated nodes out of the scrape, or give them a cluster label of their own; load all files of alerts/;"
+    " choose one cluster",
     queries=(
         Query(f"sum({_RECORDED} or on (cluster) sum by (cluster) ({_RAW})) > 0", legend="SIMULATED nodes: no hardware"),
         Query(f"count({_RAW}) unless on () sum({_RECORDED})", legend=_MISSING),
@@ -31,12 +33,22 @@ _NOTICE = Panel(
     height=2,
     empty="hardware; recording rules are loaded, or no exporter is heard",
 )
-_NEEDS_NONE = frozenset({"node", "job"})
-"""Boards that work on what exporters export alone."""
+
+
+def _clusters(of: str, legend: str) -> Query:
+    return Query(f"count(count by (cluster) ({of})) > 1", legend=f"clusters {legend}: choose one above")
+
+
+_MIXED = {
+    "node": _clusters(at("gpu_efficiency_node_info", THIS_NODE), "have a node of this name"),
+    "job": _clusters(at("gpu_efficiency_job_paid_seconds_total", THIS_JOB), "have a job of this number"),
+}
+"""Boards of one thing, which work on what exporters export alone: what they say where it is several of one name."""
 
 
 def with_notice(board: Board) -> Board:
     """The board with the notice on top."""
-    queries = _NOTICE.queries[:1] if board.name in _NEEDS_NONE else _NOTICE.queries
+    mixed = _MIXED.get(board.name)
+    queries = _NOTICE.queries if mixed is None else (_NOTICE.queries[0], mixed)
     first, *rest = board.rows
     return replace(board, rows=(replace(first, panels=(replace(_NOTICE, queries=queries), *first.panels)), *rest))

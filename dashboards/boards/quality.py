@@ -26,6 +26,7 @@ _FIRING = {
     "ExporterBlind": "the daemon's log: nv-hostengine, driver, permissions",
     "ExporterProfilingBlocked": "who profiles there? pause; else dcgmi profile --resume",
     "ExporterClockSkew": "chronyc tracking on the node; many: on Prometheus",
+    "HistoryFailing": "df -h and df -i of the history's file system; the daemon's log",
     "SchedulerDataStale": "one node: slurmd or kubelet; many: the controller",
     "ConservationBroken": "record some minutes, report with version, restart",
     "ExemptionExpired": "renew its date or remove it from the configuration",

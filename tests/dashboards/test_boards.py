@@ -26,6 +26,7 @@ from exporter.simulate.leak_scenarios import LEAK_SCENARIOS as STORIES
 from exporter.simulate.scenarios import SCENARIOS
 from exporter.simulate.waterfalls import WATERFALL_SCENARIOS
 from tests.alerts.lint import Series, faults_of_query, known_to, rules
+from tests.alerts.packs import alerts
 from tests.alerts.promql import Selector, parse, walk
 from tests.each import each
 
@@ -336,7 +337,16 @@ def test_every_board_says_first_what_is_simulated_and_which_rules_are_missing(bo
     notice = board.panels()[0]
     legends = [query.legend for query in notice.queries]
     assert "SIMULATED" in legends[0]
-    assert board.name in {"node", "job"} or "alerts/*.yaml" in legends[1]
+    assert ("choose one" if board.name in {"node", "job"} else "alerts/*.yaml") in legends[1]
+
+
+def test_every_alert_that_leads_to_quality_is_listed_there_with_what_to_do_first() -> None:
+    boards = {name: rule["annotations"]["dashboard_url"] for name, rule in alerts().items()}
+    leading = {name for name, url in boards.items() if url.endswith("gpu-efficiency-quality")}
+    (table,) = (panel.kind for panel in BOARDS["quality"].panels() if panel.title == "Alerts on the exporter")
+    assert isinstance(table, Table)
+    (texts,) = (column.texts for column in table.columns if column.of == "first")
+    assert set(texts) == leading
 
 
 @OF_BOARDS
