@@ -271,6 +271,8 @@ _SUITES = {
     "TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256": "ECDHE-ECDSA-CHACHA20-POLY1305",
     "TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256": "ECDHE-RSA-CHACHA20-POLY1305",
 }
+_DEFAULT_SUITES = tuple(name for name in _SUITES.values() if not name.endswith("-SHA"))
+"""Forward secrecy and authenticated encryption. Without a list, Debian's Python accepts suites that have neither."""
 _CURVES = {"CurveP256": "prime256v1", "CurveP384": "secp384r1", "CurveP521": "secp521r1", "X25519": "X25519"}
 _VERIFY_MODES = {MUTUAL_TLS: ssl.CERT_REQUIRED, "VerifyClientCertIfGiven": ssl.CERT_OPTIONAL}
 
@@ -314,8 +316,7 @@ def _set_versions(context: ssl.SSLContext, tls: TlsServerConfig) -> None:
     if lowest > tls.max_version:
         raise ConfigError("tls_server_config.cipher_suites: none of these is of the versions up to max_version")
     context.minimum_version, context.maximum_version = _VERSIONS[lowest], _VERSIONS[tls.max_version]
-    if chosen:
-        context.set_ciphers(":".join(chosen))
+    context.set_ciphers(":".join(chosen or _DEFAULT_SUITES))
 
 
 def _set_curves(context: ssl.SSLContext, curves: tuple[str, ...]) -> str:

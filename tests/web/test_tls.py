@@ -89,6 +89,18 @@ def test_without_a_word_old_versions_are_refused(folder: Path) -> None:
     assert (context.minimum_version, note) == (ssl.TLSVersion.TLSv1_2, "")
 
 
+def test_without_a_list_every_suite_has_forward_secrecy_and_authenticated_encryption(folder: Path) -> None:
+    """Debian builds Python with OpenSSL's own list, which has others."""
+    context, _ = create_ssl_context(load_web_config(config(folder)))
+    assert context is not None
+    named = {one["name"] for one in context.get_ciphers() if one["protocol"] != "TLSv1.3"}
+    assert named == {
+        f"ECDHE-{key}-{cipher}"
+        for key in ("ECDSA", "RSA")
+        for cipher in ("AES128-GCM-SHA256", "AES256-GCM-SHA384", "CHACHA20-POLY1305")
+    }
+
+
 def test_suites_curves_and_whose_order_counts(folder: Path) -> None:
     suite = "TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256"
     path = config(
