@@ -1,8 +1,8 @@
 """`top` and `report` ask remote nodes on systems without Unix's own modules, such as Windows, in any encoding.
 
 On macOS every command starts, and the demo runs. Stand-ins: in a process of its own these modules cannot be imported,
-and what `os`, `signal` and `socket` have on Unix or on Linux alone is removed. They show nothing of terminals or paths
-on a real Windows; the macOS one still has /proc.
+and what `os`, `select`, `signal` and `socket` have on Unix or on Linux alone is removed. They show nothing of terminals
+or paths on a real Windows; the macOS one still has /proc.
 """
 
 import json
@@ -17,23 +17,27 @@ import httpx
 import pytest
 
 from tests.e2e.running import ROOT, environment, running
+from tests.top.terminal import terminal
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.e2e
 UNIX_ONLY = ("fcntl", "grp", "pty", "pwd", "resource", "syslog", "termios", "tty")
 ELSEWHERE = f"""
-import os, signal, socket, sys
+import functools, os, select, signal, socket, sys
+socket.socketpair = functools.partial(socket.socketpair, socket.AF_UNIX)  # Windows has one of another family
 for name in {UNIX_ONLY!r}:
     sys.modules[name] = None  # "import NAME" then raises ModuleNotFoundError
 for module, names in (
     (os, ("geteuid", "getuid", "getegid", "getgid", "getpgid", "uname", "sched_getaffinity", "statvfs",
           "fchmod", "O_CLOEXEC")),
     (signal, ("SIGHUP", "SIGUSR1", "SIGUSR2", "SIGWINCH", "SIGKILL", "pthread_sigmask")),
+    (select, ("poll", "epoll")),
     (socket, ("AF_UNIX", "SO_PEERCRED", "SCM_RIGHTS")),
 ):
     for name in names:
         delattr(module, name)
 os.supports_fd.discard(os.chmod)
+os.environ.pop("TERM", None)
 from exporter.cli import main
 sys.exit(main())
 """
@@ -104,6 +108,19 @@ def test_top_shows_a_remote_node(node: str, job: str, encoding: str) -> None:
     done = elsewhere("top", "--once", "--jobs", "--url", node, encoding=encoding)
     assert done.returncode == 0, done.stderr
     assert job in done.stdout.decode(encoding)
+
+
+def test_top_is_live_on_a_console(node: str, job: str) -> None:
+    """Its console has no TERM; a driver that needs no Unix terminal replaces Textual's for Windows."""
+    script = f"import platformdirs{ELSEWHERE}"  # before: it goes by sys.platform, which is still Linux
+    words = [sys.executable, "-c", script, "top", "--url", node]
+    env = environment(LANG="C.UTF-8", TEXTUAL_DRIVER="tests.top.console:Console")
+    with terminal(words, columns=160, env=env) as top:
+        top.shows(job, "[GPUs]", "q quit")
+        top.press("h\n")
+        top.shows("this help")
+        top.press("qq\n")
+        assert top.ended() == 0
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "cp1252", "cp437", "ascii"])

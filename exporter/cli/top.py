@@ -64,7 +64,8 @@ def _why_not_live() -> str:
     """Return why the live view is not possible; empty: it is."""
     if not all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)):  # Textual draws on the last
         return "standard input, output or error is no terminal"
-    if os.environ.get("TERM", "dumb") in ("", "dumb", "unknown"):
+    unnamed = "dumb" if find_spec("termios") else "console"  # Windows names none
+    if os.environ.get("TERM", unnamed) in ("", "dumb", "unknown"):
         return "TERM names no terminal that can be drawn on"
     return "" if find_spec("textual") else _NO_TEXTUAL
 

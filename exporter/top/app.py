@@ -197,6 +197,7 @@ def run_live(
     targets: Sequence[NodeTarget], state: ViewState, *, glyphs: Glyphs, interval: float, coloured: bool
 ) -> None:
     """Run the live view until the user quits or the terminal hangs up."""
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup SIGHUP is ignored
-    threading.Thread(target=_exit_on_hangup, args=(sys.stdin.fileno(),), name="terminal", daemon=True).start()
+    if hasattr(signal, "SIGHUP"):  # Windows itself ends the programs of a console that is closed
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup SIGHUP is ignored
+        threading.Thread(target=_exit_on_hangup, args=(sys.stdin.fileno(),), name="terminal", daemon=True).start()
     TopApp(targets, state, glyphs=glyphs, interval=interval, coloured=coloured).run(mouse=False)
