@@ -25,6 +25,8 @@ def calls(words: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
             yield tuple(rest[1 + next(n for n, word in enumerate(rest) if _IMAGE.match(word)) :])
         case ["ssh", *rest] if "gpu-efficiency" in rest[:-1]:
             yield tuple(rest[1 + rest.index("gpu-efficiency") :])
+        case ["pipx", "run", "--spec", _, *rest] | ["uvx", "--from", _, *rest]:
+            yield from calls(tuple(rest))
         case [program, *rest] if program in _BEHIND_DASHES and "--" in rest:
             yield from calls(tuple(rest[1 + rest.index("--") :]))
 

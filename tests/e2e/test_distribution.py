@@ -206,6 +206,60 @@ def test_it_installs_into_an_empty_environment_and_the_demo_answers(python: Path
         assert demo.end() == 0
 
 
+@pytest.fixture(name="published", scope="module")
+def _published(made: Built, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Environment of an index that has this wheel and what it needs, for pipx and uv; nothing else is asked."""
+    folder = tmp_path_factory.mktemp("home")
+    (folder / made.wheel.name).symlink_to(made.wheel)
+    env = {name: value for name, value in environment().items() if not name.startswith(("PYTHON", "PIPX_", "UV_"))}
+    uv = {
+        "OFFLINE": "1",
+        "NO_CONFIG": "1",
+        "NO_INDEX": "1",
+        "FIND_LINKS": f"{wheels()},{folder}",
+        "PYTHON": sys.executable,
+    }
+    return env | {f"UV_{name}": value for name, value in uv.items()} | {"HOME": f"{folder}"}
+
+
+@pytest.fixture(name="node", scope="module")
+def _node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Address of a simulated node."""
+    words = [sys.executable, "-m", "exporter", "demo", "--web.listen-address", "127.0.0.1:0"]
+    with running(words, tmp_path_factory.mktemp("demo") / "log", environment()) as demo:
+        address = wait_for(lambda: _address(demo.log()) if demo.alive() else "", "it serves").rstrip("/")
+        wait_for(lambda: httpx.get(f"{address}/readyz", trust_env=False).is_success, "/readyz")
+        yield address
+
+
+def documented() -> list[str]:
+    """Commands of the installation page that install nothing."""
+    page = (ROOT / "docs/install.md").read_text(encoding="utf-8")
+    return re.findall(r"^    ((?:pipx run|uvx) .*)$", page, re.MULTILINE)
+
+
+@pytest.mark.parametrize("command", documented(), ids=lambda command: f"{command[:40]} ...")
+def test_a_documented_command_asks_a_remote_node_without_installing(
+    command: str, published: dict[str, str], node: str
+) -> None:
+    """Standard output is no terminal: `top` prints once."""
+    jobs = httpx.get(f"{node}/api/v1/jobs", trust_env=False).json()["jobs"]
+    job = jobs[0]["owner"]["job_id"]
+    line = command.replace("VERSION", __version__).replace("http://NODE:19400", node).replace("JOB", job)
+    program, *words = shlex.split(line)
+    done = subprocess.run(
+        [Path(sys.executable).with_name(program), *words],
+        cwd=published["HOME"], env=published, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert job in done.stdout
+
+
+def test_commands_that_install_nothing_are_documented_for_the_wheel_and_for_the_name() -> None:
+    forms = [(command.split()[0], ".whl" in command) for command in documented()]
+    assert sorted(forms) == [("pipx", False), ("pipx", True), ("uvx", False), ("uvx", True)]
+
+
 def _address(log: str) -> str:
     return next((word for word in log.split() if word.startswith("http://127.0.0.1:")), "")
 
