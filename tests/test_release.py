@@ -1,7 +1,9 @@
 """What a release needs: one version everywhere, its notes, archives without the machine's traces, pinned workflows."""
 
+import os
 import re
 import shutil
+import subprocess
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -132,6 +134,42 @@ def test_workflows_run_targets_and_programs_that_exist() -> None:
     asked = {target for line in lines for target in re.findall(r"^make PYTHON=python ([a-z-]+)$", line, re.MULTILINE)}
     assert asked == {"lint", "workflows", "quick", "dist"} <= targets
     assert {name for line in lines for name in re.findall(r"-m release\.(\w+)", line)} == {"version"}
+
+
+def images() -> list[str]:
+    """What the Dockerfile builds on, and what compose.yaml runs beside it."""
+    bases = re.findall(r"^ARG \w+_IMAGE=(\S+)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
+    services = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"].values()
+    others = {service["image"] for service in services if not service["image"].startswith("gpu-efficiency-exporter:")}
+    return [*bases, *sorted(others)]
+
+
+def test_the_page_says_how_each_image_is_pinned() -> None:
+    page = (ROOT / "docs/releasing.md").read_text(encoding="utf-8")
+    assert len(images()) == 5
+    assert [image for image in images() if f"`{image}`" not in page] == []
+
+
+def test_the_release_builds_on_the_dockerfiles_base_by_its_digest(tmp_path: Path) -> None:
+    """The step runs with programs that only record how they are called."""
+    (step,) = (step for _, job in jobs() for step in job["steps"] if step.get("id") == "push")
+    digest = f"sha256:{'0' * 64}"
+    stub = f'#!/bin/sh\nprintf "%s\\n" "$0" "$@" >> {tmp_path}/calls\ncase "$*" in *imagetools*) echo {digest};; esac\n'
+    for name in ("docker", "jq", "sudo"):
+        (tmp_path / name).write_text(stub)
+        (tmp_path / name).chmod(0o755)
+    git = {"GITHUB_REPOSITORY": "Owner/Repository", "GITHUB_REF_NAME": "v1.2.3", "GITHUB_SHA": "0" * 40}
+    env = git | {"GITHUB_SERVER_URL": "https://github.com", "GITHUB_OUTPUT": f"{tmp_path}/output"}
+    subprocess.run(
+        ["bash", "-eo", "pipefail", "-c", f'git() {{ echo 1; }}; {step["run"]}'],
+        cwd=ROOT, env=env | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}, check=True,
+    )  # fmt: skip
+    calls = (tmp_path / "calls").read_text().splitlines()
+    base = images()[0]
+    assert calls[calls.index("inspect") + 1] == base
+    assert f"PYTHON_IMAGE={base.rpartition(':')[0]}@{digest}" in calls
+    assert not {call for call in calls if call.startswith(("DCGM_IMAGE", "WITH_DCGM"))}
+    assert 'base.name="${PYTHON_IMAGE}"' in (ROOT / "Dockerfile").read_text()
 
 
 def test_nothing_is_published_before_everything_was_built_and_run() -> None:
