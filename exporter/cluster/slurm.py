@@ -31,6 +31,8 @@ from exporter.cluster.model import (
 from exporter.cluster.watcher import ClusterUnavailableError, Question
 from exporter.schedulers.slurm.client import Commands, SlurmUnavailableError
 from exporter.schedulers.slurm.notation import (
+    SHARED_GRES,
+    Gres,
     count_gpus,
     expand_hostlist,
     gpus_by_type,
@@ -248,20 +250,37 @@ def parse_nodes(text: str) -> Nodes:
 
 
 def _node(line: str) -> tuple[ClusterNode, Partition]:
-    name, partition, available, gres, used, state, features, tier, preempt_mode, rest = line.split(_SEPARATOR)
+    name, partition, available, configured, used, state, features, tier, preempt_mode, rest = line.split(_SEPARATOR)
     if rest or not name:
         raise ValueError("not the fields that were asked for")
     partitions = (partition,) if partition else ()
+    gpus = gpus_by_type(parse_gres(configured))
     node = ClusterNode(
         name,
-        gpus_by_type(parse_gres(gres)),
-        gpus_by_type(parse_gres(used)),
+        gpus,
+        _used_gpus(parse_gres(used), gpus),
         state=_state(state),
         partitions=partitions,
         open_partitions=partitions if available == "up" else (),
         features=frozenset() if features in _NONE else frozenset(features.split(",")),
     )
     return node, Partition(parse_count(tier), preempt_mode not in {"OFF", "GANG"})
+
+
+def _used_gpus(used: tuple[Gres, ...], gpus: Mapping[str, int]) -> dict[str, int]:
+    """Return the GPUs of which jobs have any part, by type: nobody else can have such a GPU as a whole.
+
+    Slurm does not count a GPU of which only shards or MPS are allocated as allocated. For these it writes a type only
+    where gres.conf gives them one; otherwise the type is that of the GPU's position in the node's list.
+    """
+    counts = gpus_by_type(used)
+    whole = {index for each in used if each.name == "gpu" for index in each.indices}
+    kinds = [kind for kind, count in gpus.items() for _ in range(count)]
+    shared = {index: each.type for each in used if each.name in SHARED_GRES for index in each.indices}
+    for index in sorted(shared.keys() - whole):
+        kind = shared[index] or (kinds[index] if index < len(kinds) else "")
+        counts[kind] = counts.get(kind, 0) + 1
+    return counts
 
 
 def _merge_partitions(first: ClusterNode, other: ClusterNode) -> ClusterNode:

@@ -21,7 +21,7 @@ from exporter.cluster.slurm import (
     parse_reservations,
     parse_topology,
 )
-from exporter.cluster.watcher import ClusterUnavailableError, fitting_totals, queue_totals, reserved_gpus
+from exporter.cluster.watcher import ClusterUnavailableError, fitting_totals, free_gpus, queue_totals, reserved_gpus
 
 RECORDED = Path(__file__).parent / "recorded"
 SHARED = Path(__file__).parents[3] / "shared/samples"
@@ -279,6 +279,27 @@ def test_types_with_dots_and_several_of_them() -> None:
     (node,) = parse_nodes(f"n1\x1fgpu\x1fup\x1f{gres}\x1f{used}\x1fmixed\x1f\x1f1\x1fOFF\x1f").nodes
     assert node.gpus == {"h100": 6, "a100_1g.10gb": 4}
     assert node.free == {"h100": 3, "a100_1g.10gb": 3}
+
+
+@pytest.mark.parametrize(
+    ("gres", "used", "free"),
+    [
+        # Slurm counts one GPU as allocated: the parts of two others are not in its number.
+        ("gpu:h100:4,shard:h100:16", "gpu:h100:1(IDX:0),shard:h100:6(0/4,4/4,2/4,0/4)", {"h100": 1}),
+        ("gpu:4,mps:400", "gpu:(null):1(IDX:0),mps:(null):50(0/100,50/100,0/100,0/100)", {"": 2}),
+        (
+            "gpu:h100:2,gpu:a100:2,shard:8",
+            "gpu:h100:0(IDX:N/A),gpu:a100:1(IDX:3),shard:1(0/2,0/2,1/2,-/2)",
+            {"h100": 2},
+        ),
+        ("gpu:h100:4,shard:16", "gpu:h100:2(IDX:0-1),shard:2(IDX:1)", {"h100": 2}),
+    ],
+)
+def test_a_gpu_with_a_shared_part_is_not_free(gres: str, used: str, free: dict[str, int]) -> None:
+    line = f"n1\x1fgpu\x1fup\x1f{gres}\x1f{used}\x1fmixed\x1f(null)\x1f1\x1fOFF\x1f"
+    nodes = parse_nodes(line)
+    assert nodes.nodes[0].free == free
+    assert free_gpus(nodes.nodes) == {"gpu": sum(free.values())}
 
 
 def test_a_partition_that_is_down_gives_no_room() -> None:
