@@ -115,21 +115,26 @@ class Here(LocalNode):
 class Rig:
     """A scheduler on a simulated node; the test moves the clock, and queries are processed without a thread."""
 
-    def __init__(self, folder: Path, *, node_state_seconds: float = 0.0, mapping: bool = False) -> None:
+    def __init__(
+        self, folder: Path, *, node_state_seconds: float = 0.0, mapping: bool = False, phase: float = 0.0
+    ) -> None:
+        """`phase`: which of the moments within which the daemons of many nodes query is this one's, in [0, 1)."""
         self.spool, self.mapping = folder / "s", folder / "m" if mapping else None
         self.spool.mkdir()
         if self.mapping:
             self.mapping.mkdir()
         self.answers, self.here = Answers(), Here(f"{folder / 'slurm.conf'}")
         self.now, self.offset = BEGIN, WALL - BEGIN
-        self.controller = ControllerQueries(self.answers, self.here, node=NODE, clock=lambda: self.now, threaded=False)
+        self.controller = ControllerQueries(
+            self.answers, self.here, node=NODE, clock=lambda: self.now, phase=lambda: 1.0, threaded=False
+        )
         self.scheduler = SlurmScheduler(
             NODE,
             SpoolReader(NODE, spool=self.spool, mapping=self.mapping),
             self.controller,
             node_state_seconds=node_state_seconds,
             wall=lambda: self.now + self.offset,
-            phase=lambda: 0.0,
+            phase=lambda: phase,
         )
         self.words: list[SchedulerState] = []
 

@@ -568,6 +568,23 @@ def test_a_socket_that_a_crash_left_holds_nothing(rig: Rig) -> None:
     assert rig.answers.asked == ["7", "8"]
 
 
+def test_a_job_that_was_requeued_to_another_node_after_a_power_loss_holds_nothing(rig: Rig) -> None:
+    elsewhere = {"node2": (Gres("gpu", "h100", 2, (0, 1)),)}
+    rig.answers.jobs |= {"7": job("7", 0, 1, hosts="node2", given=elsewhere), "8": job("8", 2)}
+    bind(rig.spool / f"{NODE}_7.{BATCH}")  # of before; no process listens
+    rig.socket("8")
+    rig.tick()
+    assert rig.held() == {"GPU-2": "8"}, "the others are free"
+    assert any("job 7 has ended or runs elsewhere, and left a socket" in fault for fault in rig.faults())
+    assert rig.answers.asked == ["7", "8"]
+    rig.answers.jobs["7"] = job("7", 0, 1)
+    (rig.spool / f"{NODE}_7.{BATCH}").unlink()
+    rig.tick()
+    rig.socket("7")
+    assert rig.held() == {"GPU-0": "7", "GPU-1": "7", "GPU-2": "8"}, "it is back"
+    assert rig.faults() == []
+
+
 def test_a_slurmstepd_that_was_killed_is_found_out(rig: Rig) -> None:
     rig.answers.jobs |= {"7": replace(job("7", 0), sluid="s321M8E9Y2V700"), "8": job("8", 1)}
     rig.socket("7")
@@ -649,6 +666,19 @@ def test_the_node_s_state_is_asked_when_a_job_has_left_and_while_a_gpu_is_free(t
     for _ in range(700):
         rig.tick()
     assert 4 <= rig.answers.asked.count(f"node {NODE}") <= 7
+
+
+def test_the_nodes_that_a_large_job_leaves_do_not_all_ask_for_their_state_at_once(tmp_path: Path) -> None:
+    """Their next regular query is overdue, because the job had all GPUs."""
+    rig = Rig(tmp_path, node_state_seconds=300.0, phase=0.75)
+    rig.answers.jobs["7"] = job("7", 0, 1, 2, 3)
+    batch = rig.socket("7")
+    for _ in range(1000):
+        rig.tick()
+    rig.end(batch)
+    rig.answers.asked.clear()
+    asked = [(rig.tick(), len(rig.answers.asked))[1] for _ in range(10)]
+    assert asked == [0] * 8 + [1] * 2
 
 
 def test_a_job_that_left_may_have_drained_the_node(tmp_path: Path) -> None:
@@ -920,7 +950,7 @@ def test_a_job_holds_its_gpus_until_the_epilog_has_removed_its_file_however_slow
     for _ in range(360):
         mapped.tick()
     assert mapped.held() == {"GPU-1": "8"}, "an epilog that never removes its file"
-    assert any("job 7 has ended and left a socket or mapping file" in fault for fault in mapped.faults())
+    assert any("job 7 has ended or runs elsewhere, and left a socket" in fault for fault in mapped.faults())
 
 
 def test_of_many_jobs_that_leave_the_node_s_state_is_asked_for_once(tmp_path: Path) -> None:

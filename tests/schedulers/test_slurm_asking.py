@@ -100,8 +100,8 @@ def test_text_that_may_be_forged_is_asked_for_again_in_columns_that_cannot_be(
 def test_new_versions_are_asked_for_json_and_need_no_detail(script: Script, commands: CommandClient) -> None:
     script.answer("24.11.5", ("'--local show job 2 --json'", cat("slurm-24.11/running.json")))
     assert commands.job("2").given is not None
-    assert commands.detail("2") is None
-    assert script.asked == ["scontrol --local show job 2 --json"]
+    assert commands.detail("2") == commands.job("2")
+    assert script.asked == ["scontrol --local show job 2 --json"] * 3
 
 
 def test_without_the_json_plugin_text_is_asked_for_from_then_on(script: Script, commands: CommandClient) -> None:
@@ -110,6 +110,19 @@ def test_without_the_json_plugin_text_is_asked_for_from_then_on(script: Script, 
     )
     assert [commands.job("2").user for _ in range(2)] == ["alice", "alice"]
     assert [line.endswith("--json") for line in script.asked] == [True, False, False]
+
+
+def test_a_job_whose_json_cannot_be_read_turns_json_off_for_no_other(script: Script, commands: CommandClient) -> None:
+    unreadable = f"sed 's|gres/gpu:h100|gres/!|' {RECORDED / 'slurm-24.11/running.json'}"
+    in_text = [cat(f"slurm-24.11/running{detail}.txt") for detail in ("", ".d")]
+    cases = [("'--local show job 2'", in_text[0]), ("'--local -d show job 2'", in_text[1])]
+    script.answer("24.11.5", ("*--json", unreadable), *cases)
+    detail = commands.detail("2")
+    assert (commands.job("2").user, commands.job("2").given) == ("alice", None)
+    assert detail is not None
+    assert detail.given is not None, "only -d shows them"
+    script.answer("24.11.5", ("*--json", cat("slurm-24.11/running.json")))
+    assert commands.job("2").given is not None
 
 
 @pytest.mark.parametrize("version", ["22.05.8", "24.11.5"])
@@ -287,7 +300,8 @@ def test_slurmd_of_an_installation_from_source_is_in_sbin(tmp_path: Path, monkey
 def test_the_node_is_asked_for_with_sinfo(script: Script, commands: CommandClient) -> None:
     script.write("sinfo", cat("slurm-22.05/sinfo.draining.txt"))
     assert commands.node("node1").condition == "draining"
-    assert script.asked == ["sinfo -h -N -n node1 -O NodeList:|,StateLong:|,Reason:|"]
+    # Without -a a node of hidden partitions is not listed, without --local another cluster of a federation may answer.
+    assert script.asked == ["sinfo -a --local -h -N -n node1 -O NodeList:|,StateLong:|"]
     with pytest.raises(ValueError, match=r"does not know node n9: set slurm.node_name"):
         commands.node("n9")
 
@@ -370,6 +384,20 @@ def test_slurmrestd_is_asked_in_its_own_version_found_once(restd: str, tmp_path:
     asker.close()
     with pytest.raises(SlurmUnavailableError):
         asker.job("27")
+
+
+def test_slurmrestd_is_upgraded_to_one_without_the_version_that_was_found(
+    restd: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asker = RestClient(restd, timeout=20.0)
+    assert asker.job("27").user == "alice"
+    pages = {path.replace("v0.0.38", "v0.0.45"): page for path, page in Handler.pages.items()}
+    monkeypatch.setattr(Handler, "pages", pages)
+    assert asker.job("27").user == "alice"
+    asked = len(Handler.asked)
+    assert asker.job("27").user == "alice"
+    assert Handler.asked[asked:] == ["/slurm/v0.0.45/job/27"]
+    asker.close()
 
 
 def test_what_is_no_slurmrestd_is_silence(restd: str, tmp_path: Path) -> None:
@@ -552,9 +580,17 @@ def test_settle_is_bounded_and_does_not_wait_for_the_silent(answers: Answers) ->
     quiet.close()
 
 
-def test_pauses_double_and_end_with_an_answer(answers: Answers) -> None:
+@pytest.mark.parametrize(
+    ("phase", "expected"),
+    [
+        (1.0, [0, 5, 15, 35, 75, *range(135, 2000, 60)]),
+        (0.0, [0, 3, 8, 18, 38, *range(68, 2000, 30)]),
+    ],
+)
+def test_pauses_double_and_end_with_an_answer(answers: Answers, phase: float, expected: list[int]) -> None:
+    """Half of each pause is random: many nodes whose queries failed together do not repeat them together."""
     now = [0]
-    made = ControllerQueries(answers, Here(), node=NODE, clock=lambda: now[0], threaded=False)
+    made = ControllerQueries(answers, Here(), node=NODE, clock=lambda: now[0], phase=lambda: phase, threaded=False)
     answers.silent = "down"
     made.query("7", 1)
     tries = []
@@ -564,7 +600,7 @@ def test_pauses_double_and_end_with_an_answer(answers: Answers) -> None:
         while made.step():
             pass
         tries += [second] * (len(answers.asked) - before)
-    assert tries == [0, 5, 15, 35, 75, *range(135, 2000, 60)]
+    assert tries == expected
     assert made.unanswered_since == 0
     answers.silent = ""
     now[0] = 2200 * SECOND

@@ -5,6 +5,7 @@ job, and `-d` is used only where nothing else shows which GPUs a job has. The li
 """
 
 import contextlib
+import logging
 import os
 import re
 import shutil
@@ -15,8 +16,10 @@ from pathlib import Path
 from typing import Protocol
 
 from exporter.schedulers.slurm.parsing import (
+    SINFO_COLUMNS,
     SQUEUE_COLUMNS,
     NodeState,
+    NotJsonError,
     SlurmJob,
     parse_job_columns,
     parse_job_json,
@@ -33,12 +36,14 @@ _FIXED_VARIABLES = {
     "SLURM_BITSTR_LEN": "0",  # else the list of an array's tasks ends in "..." after 64 characters (squeue(1))
 }
 _MESSAGE_CHARS = 300
-_SLURMCTLD = "is slurmctld up and reachable from here?"
+_SLURMCTLD = "is slurmctld up and reachable from here, or is this user's rate limited (rl_enable)?"
 _QUESTIONS = {
     "sacct": "is slurmdbd up and reachable from here?",
     "slurmd": "does AutoDetect in gres.conf wait for a GPU?",
 }
 """What to look at when a command does not answer, by the beginning of its name; else _SLURMCTLD."""
+
+log = logging.getLogger(__name__)
 
 
 class SlurmUnavailableError(Exception):
@@ -207,11 +212,9 @@ class CommandClient:
 
     def job(self, job_id: str) -> SlurmJob:
         """See SlurmClient. One REQUEST_JOB_INFO_SINGLE; --local avoids a second RPC about federations."""
-        if self._supports_json():
-            try:
-                return job_in(self._scontrol("--local", "show", "job", job_id, "--json"), job_id)
-            except ValueError:
-                self._json = False  # the serializer plugin is missing; the text has the same data
+        found = self._job_from_json(job_id)
+        if found is not None:
+            return found
         try:
             return parse_job_text(self._scontrol("--local", "show", "job", job_id), job_id)
         except ValueError:
@@ -221,19 +224,32 @@ class CommandClient:
             return parse_job_columns(output, job_id)
 
     def detail(self, job_id: str) -> SlurmJob | None:
-        """See SlurmClient. -d also fetches the table of all nodes, so it is used only on versions without JSON."""
-        if self._json:
-            return None
-        return parse_job_text(self._scontrol("--local", "-d", "show", "job", job_id), job_id)
+        """See SlurmClient. -d also fetches the table of all nodes, so it is used only where there is no JSON."""
+        found = self._job_from_json(job_id)
+        return found or parse_job_text(self._scontrol("--local", "-d", "show", "job", job_id), job_id)
 
     def node(self, name: str) -> NodeState:
-        """See SlurmClient. Two small RPCs: this node, and the partitions."""
-        output = self._commands.output("sinfo", "-h", "-N", "-n", name, "-O", "NodeList:|,StateLong:|,Reason:|")
+        """See SlurmClient. Two small RPCs: this node, and the partitions.
+
+        -a: without it, a node that only hidden partitions have, or ones that this user may not use, is left out.
+        """
+        output = self._commands.output("sinfo", "-a", "--local", "-h", "-N", "-n", name, "-O", SINFO_COLUMNS)
         return node_in(parse_node_states(output), name, source="sinfo")
 
     def close(self) -> None:
         """See SlurmClient."""
         self._commands.close()
+
+    def _job_from_json(self, job_id: str) -> SlurmJob | None:
+        """Return the job; None where Slurm writes no JSON, or if this job's cannot be read. Raises as `_scontrol`."""
+        if self._supports_json():
+            try:
+                return job_in(self._scontrol("--local", "show", "job", job_id, "--json"), job_id)
+            except NotJsonError:
+                self._json = False  # the serializer plugin is missing; the text has the same data
+            except ValueError as err:
+                log.info("Slurm: the JSON of job %s is rejected (%s); its text is read instead", job_id, err)
+        return None
 
     def _supports_json(self) -> bool:
         if self._json is None:

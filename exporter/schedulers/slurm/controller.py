@@ -5,6 +5,7 @@ Holds the queue of queries, with back-off while slurmctld does not answer. Block
 """
 
 import logging
+import random
 import threading
 from collections.abc import Callable, Iterable
 
@@ -18,6 +19,8 @@ from exporter.schedulers.slurm.parsing import NodeState, SlurmJob
 from exporter.worker import Worker
 
 FIRST_PAUSE, LONGEST_PAUSE = 5 * SECOND, 60 * SECOND
+"""Longest pauses after the first and after the last failure. Half of each is random: the nodes of a large job begin to
+query at the same moment, and slurmctld's rate limit (rl_enable) must not turn them all away at the same moments."""
 
 log = logging.getLogger(__name__)
 
@@ -58,10 +61,20 @@ class ControllerQueries:
     """Queue of queries. `step` processes one item; the thread calls it while there are any."""
 
     def __init__(
-        self, client: SlurmClient, local: LocalNode, *, node: str, clock: Callable[[], int], threaded: bool = True
+        self,
+        client: SlurmClient,
+        local: LocalNode,
+        *,
+        node: str,
+        clock: Callable[[], int],
+        phase: Callable[[], float] = random.random,
+        threaded: bool = True,
     ) -> None:
-        """`clock` returns monotonic nanoseconds. If not `threaded`, the caller calls `step`."""
-        self._client, self._local, self._node, self._clock = client, local, node, clock
+        """`clock` returns monotonic nanoseconds, `phase` a random number in [0, 1).
+
+        If not `threaded`, the caller calls `step`.
+        """
+        self._client, self._local, self._node, self._clock, self._phase = client, local, node, clock, phase
         self._changed = threading.Condition()
         self._inspections: dict[str, int] = {}
         self._queries: dict[str, _JobQuery] = {}
@@ -283,7 +296,7 @@ class ControllerQueries:
         self._retry_at, self._silence_message = 0, ""
 
     def _record_silence(self, err: Exception, since: int) -> None:
-        now, pause = self._clock(), self._backoff.fail()
+        now, pause = self._clock(), int(self._backoff.fail() * (1 + self._phase()) / 2)
         self._retry_at = now + pause
         self._silence_message = (
             f"Slurm: {err} (asked {(now - since) // SECOND} s ago, again in {pause // SECOND} s). Until then only"

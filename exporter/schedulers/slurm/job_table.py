@@ -2,7 +2,7 @@
 
 Decides when a job's run begins and ends here, when it is queried, which source of its GPU indices is trusted most, and
 how two jobs on one GPU are resolved: a suspended job yields, and a successor starts where its predecessor ended. A
-socket alone does not prove a running job: sockets remain after a power loss.
+socket alone does not prove a running job: sockets remain after a power loss, and the job may run elsewhere by then.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -394,7 +394,8 @@ class JobTable:
             self._saw_bound_socket = self._saw_bound_socket or bound
             entry.bound = bound or bool(answer.tasks.processes)
         # The prolog's files stay while a job completes, until our epilog has run: a slow one may run before it.
-        entry.stale = not entry.bound and (entry.ended or (entry.ending and not entry.presence.files))
+        left = entry.ended or (not entry.presence.files and (entry.ending or not self._is_here(entry)))
+        entry.stale = not entry.bound and left
         if answer.tasks is not None and not (entry.bound or entry.stale) and (self._saw_bound_socket or entry.ending):
             self.query(entry, now)  # never upon the controller's own answer: an inspection before it may be older
 

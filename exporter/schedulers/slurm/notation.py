@@ -86,8 +86,10 @@ SHARED_GRES = frozenset({"shard", "mps"})
 MOST_INDICES = 1024
 """Slurm's limit is far below; a node has 16 GPUs, or 7 instances of each."""
 
+_GRES_NAME = r"[A-Za-z_][\w-]*"
 _ENTRY = re.compile(
-    r"([A-Za-z_][\w-]*)((?::(?:[^:()=,]+|\(null\)))*?)(?::(\d{1,15}(?:\.\d{1,9})?[KMGTP]?))?(?:\((\w+:)?([^()]*)\))?"
+    rf"({_GRES_NAME})"
+    r"((?::(?:[^:()=,]+|\(null\)))*?)(?::(\d{1,15}(?:\.\d{1,9})?[KMGTP]?))?(?:\((\w+:)?([^()]*)\))?"
 )
 _NO_TYPE = "(null)"
 """How 21.08 to 25.11 write the type of untyped GPUs that are bound to cores, in GresUsed."""
@@ -189,7 +191,7 @@ def _parse_requested(text: str) -> Gres:
         return Gres(name.partition(":")[0], _type(name.partition(":")[2]), parse_count(number))
     name, _, rest = text.partition(":")
     head, _, last = rest.rpartition(":")
-    if not name.isidentifier():
+    if not re.fullmatch(_GRES_NAME, name) or not name.isascii():
         raise ValueError(f"no generic resource: {text[:80]!r}")
     return Gres(name, _type(head), parse_count(last)) if _COUNT.fullmatch(last) else Gres(name, _type(rest), 1)
 

@@ -322,7 +322,6 @@ class NodeState(Struct, frozen=True):
     """One of the schedulers' CONDITIONS; empty if it takes new work."""
     state: str
     """As Slurm writes it."""
-    reason: str = ""
 
 
 _CONDITIONS = (
@@ -340,15 +339,16 @@ _SUFFIXES = {"*": "down", "~": "down", "#": "down", "%": "down", "^": "down", "$
 _BUSY_STATES = frozenset({"allocated", "mixed", "completing"})
 
 
+SINFO_COLUMNS = "NodeList:|,StateLong:|"
+"""Columns of `sinfo -O`. Without Reason: an administrator's text, which may have line breaks, and nothing needs it."""
+
+
 def parse_node_states(text: str) -> tuple[NodeState, ...]:
-    """Parse lines `name|state|reason|` of `sinfo -h -N -O 'NodeList:|,StateLong:|,Reason:|'`. Raises ValueError."""
-    lines = [line.split("|", 2) for line in text.splitlines() if line.strip()]
-    if not all(len(line) == 3 and line[0] and line[1] for line in lines):  # noqa: PLR2004  name, state, reason
-        raise ValueError(f"no lines of name|state|reason: {text[:80]!r}")
-    return tuple(
-        NodeState(name, node_condition([state]), state, "" if reason.strip("|") == "none" else reason.strip("|"))
-        for name, state, reason in lines
-    )
+    """Parse lines `name|state|` of sinfo's SINFO_COLUMNS. Raises ValueError."""
+    lines = [line.split("|") for line in text.splitlines() if line.strip()]
+    if not all(len(line) == 3 and line[0] and line[1] and not line[2] for line in lines):  # noqa: PLR2004  and an end
+        raise ValueError(f"no lines of name|state|: {text[:80]!r}")
+    return tuple(NodeState(name, node_condition([state]), state) for name, state, _ in lines)
 
 
 def node_condition(states: Iterable[str]) -> str:
@@ -446,16 +446,20 @@ class JobsResponse(Struct):
         return " ".join(bytes(self.errors[0]).decode(errors="replace").split()) if self.errors else ""
 
 
+class NotJsonError(ValueError):
+    """A command's output is no JSON response about jobs, as without Slurm's JSON plugin."""
+
+
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _JOB_DECODER = msgspec.json.Decoder(JobJson)
 
 
 def decode_jobs(data: bytes | str) -> JobsResponse:
-    """Decode the jobs of `scontrol show job --json`, `squeue --json` or slurmrestd. Raises ValueError."""
+    """Decode the jobs of `scontrol show job --json`, `squeue --json` or slurmrestd. Raises NotJsonError."""
     try:
         return msgspec.json.decode(data, type=JobsResponse)
     except _UNREADABLE as err:
-        raise ValueError(f"no JSON of jobs: {err}") from err
+        raise NotJsonError(f"no JSON of jobs: {err}") from err
 
 
 def decode_job(raw: msgspec.Raw) -> JobJson:
@@ -528,7 +532,6 @@ class _NodeJson(Struct):
     name: str
     state: str | list[str]
     state_flags: list[str] = []
-    reason: str | None = ""
 
 
 class _NodesResponse(Struct):
@@ -536,7 +539,10 @@ class _NodesResponse(Struct):
 
 
 def parse_job_json(data: bytes | str) -> tuple[SlurmJob, ...]:
-    """Return the jobs in the output of `scontrol show job --json` or slurmrestd's response. Raises ValueError."""
+    """Return the jobs in the output of `scontrol show job --json` or slurmrestd's response.
+
+    Raises NotJsonError, and ValueError if one of the jobs is invalid.
+    """
     response = decode_jobs(data)
     if response.errors:
         raise ValueError(f"the answer holds errors: {response.error[:200]}")
@@ -555,4 +561,4 @@ def parse_node_json(data: bytes | str) -> tuple[NodeState, ...]:
 def _node_from_json(raw: _NodeJson) -> NodeState:
     base_states = [raw.state] if isinstance(raw.state, str) else raw.state
     states = [*base_states, *raw.state_flags]
-    return NodeState(raw.name, node_condition(states), "+".join(states).lower(), raw.reason or "")
+    return NodeState(raw.name, node_condition(states), "+".join(states).lower())

@@ -1,7 +1,8 @@
 """Queries slurmrestd instead of running commands: one GET per query.
 
-Detects the API version once; never writes and never lists jobs. Imported only when configured, because of its HTTP
-client's memory. Source: Slurm's rest_api.html and jwt.html. The JSON is the same as scontrol's.
+Detects the API version at the first query, and again after an upgrade of slurmrestd; never writes and never lists jobs.
+Imported only when configured, because of its HTTP client's memory. Source: Slurm's rest_api.html and jwt.html. The JSON
+is the same as scontrol's.
 """
 
 import contextlib
@@ -54,7 +55,7 @@ class RestClient:
             self._client.close()
 
     def _get(self, resource: str) -> bytes:
-        for version in (self._version,) if self._version else VERSIONS:
+        for version in sorted(VERSIONS, key=lambda each: each != self._version):  # the last one that worked comes first
             response = self._fetch(f"/slurm/{version}/{resource}")
             if _INVALID_JOB in response.text and not response.is_success:
                 self._version = version

@@ -45,8 +45,9 @@ While a problem lasts the pause doubles: the command may take half a minute, and
 """
 _NODE_STATE_AGAIN = 30 * SECOND
 """Shortest pause between two queries for the node's state (two RPCs each), however many jobs leave."""
-_FIRST_NODE_STATE = 10.0
-"""Seconds within which the node's state is first queried, spread over nodes whose daemons start together."""
+_NODE_STATE_WITHIN = 10 * SECOND
+"""Time within which the node's state is queried after the start and after a job: many nodes start, and leave a large
+job, together."""
 _UNKNOWN = Owner(UNKNOWN_JOB, "slurm", name="a job of which nobody can say what it has")
 
 
@@ -183,14 +184,21 @@ class SlurmScheduler:
         if not self._every or not devices:
             return
         if not self._node_state_at:
-            self._node_state_at = now + int(self._phase() * min(self._every, _FIRST_NODE_STATE * SECOND))
+            self._node_state_at = self._soon(now)
+        if self._jobs.job_left:
+            self._jobs.job_left = False
+            soon = max(self._node_state_again, self._soon(now))
+            # While a job had all GPUs, the regular query has become due, on all of the job's nodes.
+            self._node_state_at = min(self._node_state_at, soon) if self._node_state_at > now else soon
         held = self._tracker.held_uuids()
         free = any(device.uuid not in held for device in devices if not device.unpartitioned)
-        if free and (now >= self._node_state_at or (self._jobs.job_left and now >= self._node_state_again)):
+        if free and now >= self._node_state_at:
             self._node_state_at = now + self._every // 2 + int(self._phase() * self._every)
             self._node_state_again = now + min(self._every, _NODE_STATE_AGAIN)
-            self._jobs.job_left = False
             self._controller.request_node_state()
+
+    def _soon(self, now: int) -> int:
+        return now + int(self._phase() * min(self._every, _NODE_STATE_WITHIN))
 
     def _faults(self, spool: SpoolState) -> Iterator[Fault]:
         """Yield one fault with all current problems."""
@@ -296,7 +304,7 @@ def _refused_message(job_id: str, why: str) -> str:
 
 
 def _stale_message(job_id: str) -> str:
-    return f"job {job_id} has ended and left a socket or mapping file here: it holds nothing"
+    return f"job {job_id} has ended or runs elsewhere, and left a socket or mapping file here: it holds nothing"
 
 
 def _disputed_message(job_id: str, why: str) -> str:
