@@ -7,7 +7,8 @@
 #     PrologFlags=Alloc
 #     Prolog=/etc/slurm/prolog.d/*
 #     Epilog=/etc/slurm/epilog.d/*
-# as /etc/slurm/prolog.d/50-gpu-efficiency.sh and likewise for the epilog, or call it from your own prolog. Without
+# as /etc/slurm/prolog.d/50-gpu-efficiency.sh and likewise for the epilog, or call it from your own prolog. Install both
+# on nodes without GPUs too: slurmd drains a node where no file matches, also after an uninstallation. Without
 # PrologFlags=Alloc it runs only with the first step, so that an allocation without steps is not recorded.
 # slurmd sets the environment of a prolog: for another directory change the line below, in both scripts, or call them
 # from a script that sets GPU_EFFICIENCY_JOBS_DIR.

@@ -1,4 +1,7 @@
-"""The project's prolog and epilog on a real Slurm: whoever has GPUs and no process there is seen all the same."""
+"""The project's prolog and epilog on a real Slurm: whoever has GPUs and no process there is seen all the same.
+
+Slurm's environment of these scripts differs between versions: 26.05 has SLURM_JOB_SLUID too, which they need not.
+"""
 
 from collections.abc import Iterator
 
@@ -7,14 +10,16 @@ import pytest
 from tests.slurm.observer import REST, Observer, observed
 from tests.slurm.plan import Plan
 from tests.slurm.rig import SlurmRig
+from tests.slurm.sites import root_of
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.e2e
+VERSIONS = ["22.05", "24.11", "26.05"]
 
 
-@pytest.fixture(name="rig", scope="module")
-def _rig() -> Iterator[SlurmRig]:
-    with SlurmRig(Plan(nodes=1, mapping=True)) as rig:
+@pytest.fixture(name="rig", scope="module", params=VERSIONS)
+def _rig(request: pytest.FixtureRequest) -> Iterator[SlurmRig]:
+    with SlurmRig(Plan(nodes=1, mapping=True, root=root_of(request.param))) as rig:
         yield rig
 
 
@@ -47,3 +52,33 @@ def test_the_files_are_as_dcgm_exporter_reads_them_and_gone_with_the_job(rig: Sl
     wait_for(lambda: {file.name: file.read_text() for file in folder.iterdir()} == wanted, "one file a GPU")
     rig.cancel(first, second)
     wait_for(lambda: not list(folder.iterdir()), "no file is left")
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_node_without_a_script_is_drained_until_slurm_conf_names_no_folder(version: str) -> None:
+    """As docs/bare-metal.md has it: with its scripts alone, and when they are uninstalled."""
+    with SlurmRig(Plan(nodes=1, mapping=True, root=root_of(version))) as rig:
+        folders = [rig.directory / f"etc/{name}.d" for name in ("prolog", "epilog")]
+        for folder in folders:
+            (folder / "10-note.sh").unlink()
+        _runs(rig)
+        for folder in folders:
+            (folder / "50-gpu-efficiency.sh").unlink()
+        job = rig.submit("--gpus=1")
+        wait_for(lambda: "drain" in _node_state(rig), "the node is drained")
+        rig.cancel(job)
+        lines = rig.conf.read_text().splitlines(keepends=True)
+        rig.conf.write_text("".join(line for line in lines if not line.startswith(("Prolog=", "Epilog="))))
+        rig.run("scontrol", "reconfigure")
+        rig.undrain(rig.nodes[0])
+        _runs(rig)
+
+
+def _runs(rig: SlurmRig) -> None:
+    """A job runs to its end, and the node takes the next one."""
+    rig.wait(rig.submit("--gpus=1", script="true"), "COMPLETED")
+    wait_for(lambda: _node_state(rig) == "idle", "the node is idle")
+
+
+def _node_state(rig: SlurmRig) -> str:
+    return rig.run("sinfo", "-h", "-N", "-o", "%T").strip()

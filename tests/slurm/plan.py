@@ -32,6 +32,10 @@ class Plan(Struct, frozen=True):
     slice: str = ""
     """The systemd slice of 26.05's groups (cgroup.conf(5), CgroupSlice); empty: system.slice."""
     prolog_flags: str = "Alloc"
+    partition: str = ""
+    """More settings of the partition."""
+    settings: tuple[str, ...] = ()
+    """More lines of slurm.conf."""
     mapping: bool = False
     """Whether the project's prolog and epilog write a mapping directory for each node."""
     accounting: bool = False
@@ -86,9 +90,11 @@ def slurm_conf(plan: Plan, place: Place) -> str:
         f"Prolog={folder}/etc/prolog.d/*",
         f"Epilog={folder}/etc/epilog.d/*",
         "KillWait=1",
+        *plan.settings,
         *(_accounting(place) if plan.accounting else ()),
         *(_node(plan, place, name) for name in place.node_ports),
-        f"PartitionName=gpu Nodes={','.join(place.node_ports)} Default=YES MaxTime=7-0 DefMemPerCPU=100 State=UP",
+        f"PartitionName=gpu Nodes={','.join(place.node_ports)} Default=YES MaxTime=7-0 DefMemPerCPU=100 State=UP"
+        f" {plan.partition}".rstrip(),
     ]
     return "".join(f"{line}\n" for line in lines)
 
