@@ -70,7 +70,7 @@ def test_a_node_without_a_script_is_drained_until_slurm_conf_names_no_folder(ver
         lines = rig.conf.read_text().splitlines(keepends=True)
         rig.conf.write_text("".join(line for line in lines if not line.startswith(("Prolog=", "Epilog="))))
         rig.run("scontrol", "reconfigure")
-        rig.undrain(rig.nodes[0])
+        wait_for(lambda: _resumed(rig), "the node is resumed, once slurmctld and slurmd are configured anew")
         _runs(rig)
 
 
@@ -78,6 +78,11 @@ def _runs(rig: SlurmRig) -> None:
     """A job runs to its end, and the node takes the next one."""
     rig.wait(rig.submit("--gpus=1", script="true"), "COMPLETED")
     wait_for(lambda: _node_state(rig) == "idle", "the node is idle")
+
+
+def _resumed(rig: SlurmRig) -> bool:
+    rig.run("scontrol", "update", f"NodeName={rig.nodes[0]}", "State=RESUME", check=False)
+    return _node_state(rig) == "idle"
 
 
 def _node_state(rig: SlurmRig) -> str:
