@@ -56,7 +56,7 @@ def mig_slices(spec: Spec) -> tuple[MigSlice, ...]:
 
 
 class PeakDemand(Struct, eq=False):
-    """Peak use of a GPU by a single-GPU job, and the GPU time beyond the smallest sufficient MIG slice."""
+    """Peak use of a GPU by a single-GPU job or its replicas, and the GPU time beyond the smallest sufficient slice."""
 
     sm: float = 0.0
     bandwidth: float = 0.0
@@ -69,6 +69,8 @@ class PeakDemand(Struct, eq=False):
     fitting: MigSlice | None = None
     unneeded: int = 0
     """GPU-nanoseconds beyond the slice, since it was determined."""
+    until: int = 0
+    """Up to when it was seen."""
 
     def add_interval(self, ev: Evidence, start: int, end: int, *, owner: Owner, policy: Policy) -> None:
         """Add an interval of a whole GPU that the job does not share."""
@@ -78,7 +80,8 @@ class PeakDemand(Struct, eq=False):
             if not ev.distrust:  # demand cannot be bounded without the signal
                 self.known, self.fitting = False, None
             return
-        self.seen += end - start
+        self.seen += max(0, end - max(start, self.until))  # a minute of two replicas is one
+        self.until = max(self.until, end)
         share = used / total
         # While kernels ran: two seconds of full load in a minute need the whole GPU, whatever the mean of the minute.
         busy = max(ev.engine, policy.stalled_engine)

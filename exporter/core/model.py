@@ -261,11 +261,13 @@ class Allocation(Struct, frozen=True, omit_defaults=True):
     start: int
     end: int | None = None
     gpus: int = 1
-    """GPUs of the whole job, on all its nodes; a job with one GPU cannot wait for a peer."""
+    """GPUs that work together: of the whole job on all its nodes, or of its `group`; one GPU alone has no peer."""
     restarts: int = 0
     """Number of times the scheduler has restarted the job."""
     ranks: str = ""
     """Ranks of the job whose processes run on the GPU ("0", "4,5"); empty: unknown."""
+    group: str = ""
+    """The replica of the job that has the GPU, where replicas work independently of each other; else empty."""
 
 
 class Fault(Struct, frozen=True, omit_defaults=True):

@@ -47,8 +47,8 @@ GpuIntervals = tuple[Gpu, Evidence, list[StateInterval]]
 Activity = tuple[frozenset[str], frozenset[str]]
 """UUIDs of the GPUs that spin, and of those that work, in the readings of one observation."""
 _NO_ACTIVITY: Activity = frozenset(), frozenset()
-Hangs = dict[str, list[tuple[int, int]]]
-"""Job ID -> intervals in which any of its GPUs was hung."""
+Hangs = dict[tuple[str, str], list[tuple[int, int]]]
+"""Job ID and group -> intervals in which any of its GPUs was hung."""
 _HARMLESS_FAULTS = frozenset({
     "controller_silent", "engine_failed", "host_unread", "listening_failed", "processes_unseen", "reports_failed",
     "scheduler_failed", "scheduler_refused", "unknown_model",
@@ -343,8 +343,8 @@ def _activity_of(evaluated: Iterable[tuple[Gpu, Evidence]]) -> Activity:
 def _set_hang_window(ledger: Ledger, gpu: Gpu, activity: Activity, start: int, end: int) -> None:
     """Set how long a GPU may spin, by what the GPUs of its job do; of several holders the longest window counts."""
     hang, suspect = max(
-        _hang_windows_of_job(gpu.criteria, _gpus_between(ledger, owner.job_id, start, end), activity, owner)
-        for owner in (allocation.owner for allocation in gpu.timers.holders)
+        _hang_windows_of_job(gpu.criteria, _gpus_between(ledger, holder, start, end), activity, holder.owner)
+        for holder in gpu.timers.holders
     )
     gpu.timers.set_hang(gpu.criteria, hang=hang, suspect=suspect)
 
@@ -366,13 +366,13 @@ def _hang_windows_of_job(criteria: Criteria, gpus: list[Gpu], activity: Activity
     )
 
 
-def _gpus_between(ledger: Ledger, job_id: str, start: int, end: int) -> list[Gpu]:
-    """The listed GPUs that a job holds at some time in [start, end)."""
+def _gpus_between(ledger: Ledger, holder: Allocation, start: int, end: int) -> list[Gpu]:
+    """The listed GPUs that the holder's job, or its group, holds at some time in [start, end)."""
     return [
         ledger.gpus[uuid]
         for uuid, allocations in ledger.allocations.items()
         if uuid in ledger.gpus and ledger.gpus[uuid].listed and any(
-            allocation.owner.job_id == job_id and allocation.start < end
+            _group_of(allocation) == _group_of(holder) and allocation.start < end
             and (allocation.end is None or allocation.end > start)
             for allocation in allocations
         )
@@ -388,22 +388,28 @@ def _jobs_that_compute(ev: Evidence, holders: tuple[Allocation, ...]) -> frozens
     return frozenset(compress(jobs, use))
 
 
-def _hung_jobs(ev: Evidence, interval: StateInterval) -> frozenset[str]:
+def _group_of(allocation: Allocation) -> tuple[str, str]:
+    """Which GPUs it works together with: those of the same job and group."""
+    return allocation.owner.job_id, allocation.group
+
+
+def _hung_groups(ev: Evidence, interval: StateInterval) -> Iterator[tuple[str, str]]:
     """The holders to which the state hung applies."""
-    return _jobs_that_compute(ev, interval.holders) if interval.hung else interval.culprits
+    jobs = _jobs_that_compute(ev, interval.holders) if interval.hung else interval.culprits
+    return (_group_of(allocation) for allocation in interval.holders if allocation.owner.job_id in jobs)
 
 
 def _hangs(gpu_intervals: Iterable[GpuIntervals]) -> Hangs:
     hangs: Hangs = {}
     for _, ev, intervals in gpu_intervals:
         for interval in intervals:
-            for job_id in _hung_jobs(ev, interval):
-                hangs.setdefault(job_id, []).append((interval.start, interval.end))
+            for group in _hung_groups(ev, interval):
+                hangs.setdefault(group, []).append((interval.start, interval.end))
     return hangs
 
 
 def _with_culprits(gpu: Gpu, intervals: Iterable[StateInterval], ev: Evidence, hangs: Hangs) -> Iterator[StateInterval]:
-    """Mark an idle GPU as culprit while another GPU of its job is hung, splitting its intervals at those times.
+    """Mark an idle GPU as culprit while another of its job or group is hung, splitting its intervals at those times.
 
     A GPU that copies its state to the host is exempt: the others wait for a checkpoint.
     """
@@ -412,7 +418,7 @@ def _with_culprits(gpu: Gpu, intervals: Iterable[StateInterval], ev: Evidence, h
         hung = [
             (allocation.owner.job_id, *bounds)
             for allocation in interval.holders
-            for bounds in hangs.get(allocation.owner.job_id, ())
+            for bounds in hangs.get(_group_of(allocation), ())
         ]
         if ev.distrust or ev.kernel_runs or saving or not hung:
             yield interval

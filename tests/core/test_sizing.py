@@ -118,6 +118,20 @@ def test_only_whole_gpus_that_one_job_of_one_gpu_has_for_itself() -> None:
     assert [view.smallest_slice for view in take_snapshot(ledger, DaemonMetadata()).jobs] == [None, None]
 
 
+def test_replicas_are_measured_for_as_long_as_one_of_them_and_need_what_the_largest_needs() -> None:
+    """Two servers on a GPU each: after half a day of both nothing is known, after a day the slice that fits either."""
+    server, ledger = replace(JOB, workload_class="serving"), Ledger()
+    replicas = [held(f"GPU-{n}", server, group=f"{n}") for n in range(2)]
+    advance(ledger, first([device(f"GPU-{n}", f"{n}", spec=BOARD) for n in range(2)], replicas))
+    small, larger = SMALL, SMALL | {"sm_active": 0.3}
+    for now, end, profile in ((0, 43200, None), (43200, 86399, None), (86399, 86400, "3g.40gb")):
+        rows = [reading(now, end, signals, f"GPU-{n}") for n, signals in enumerate((small, larger))]
+        advance(ledger, seen(end, *rows))
+        view = take_snapshot(ledger, DaemonMetadata()).jobs[0]
+        assert (view.smallest_slice.profile if view.smallest_slice else None) == profile
+    assert view.excess == pytest.approx(2 * S * 4 / 7, rel=1e-5)
+
+
 def test_the_advice_is_told_with_its_profile() -> None:
     ledger = Ledger()
     advance(ledger, first([device(spec=BOARD)], [held()]))

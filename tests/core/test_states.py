@@ -117,6 +117,36 @@ def test_the_resting_sibling_of_a_hung_job_is_its_culprit() -> None:
     assert lost(ledger, "unattributed_stall", "GPU-1") == pytest.approx(1800 + 0.05 * (60 - 10.527))
 
 
+@pytest.mark.parametrize("sibling", [RESTING, WORKING])
+def test_an_independent_replica_hangs_by_itself_whatever_the_others_do(sibling: Signals) -> None:
+    """It is alone with its GPU, so ten minutes of spinning are a hang, and no other replica is its culprit."""
+    ledger = Ledger()
+    server = Owner(job_id="web", zombie_seconds=7200.0)
+    replicas = [held(f"GPU-{n}", server, group=f"{n}") for n in range(2)]
+    advance(ledger, first([device("GPU-0", "0"), device("GPU-1", "1")], replicas))
+    for k in range(35):
+        kinds = (SPINNING, sibling) if k else (WORKING, WORKING)
+        rows = [reading(k * 60, k * 60 + 60, s, f"GPU-{n}") for n, s in enumerate(kinds)]
+        advance(ledger, seen(k * 60 + 60, *rows))
+    assert state(ledger, "GPU-0") == (State.HUNG, "spinning", 660.0)
+    assert lost(ledger, "hung", "GPU-1") == 0.0
+
+
+def test_the_gpus_of_one_replica_wait_for_each_other() -> None:
+    """As those of a whole job do; the third GPU, of another replica, rests all the time."""
+    ledger = Ledger()
+    server = Owner(job_id="web", zombie_seconds=7200.0)
+    replicas = [held(f"GPU-{n}", server, gpus=2 - n // 2, group="ab"[n // 2]) for n in range(3)]
+    advance(ledger, first([device(f"GPU-{n}", f"{n}") for n in range(3)], replicas))
+    for k in range(35):
+        kinds = (SPINNING, RESTING, RESTING) if k else (WORKING, WORKING, WORKING)
+        rows = [reading(k * 60, k * 60 + 60, s, f"GPU-{n}") for n, s in enumerate(kinds)]
+        advance(ledger, seen(k * 60 + 60, *rows))
+    assert state(ledger, "GPU-0") == (State.HUNG, "spinning", 1860.0)
+    assert state(ledger, "GPU-1") == (State.HUNG, "culprit", 1860.0)
+    assert state(ledger, "GPU-2")[0] is State.STALLED
+
+
 @pytest.mark.parametrize(("kind", "minutes"), [("batch", 30), ("interactive", 120), ("serving", 300), ("novel", 30)])
 def test_a_zombie_rises_when_its_class_says(kind: str, minutes: int) -> None:
     ledger = story([(minutes * 60 + 600, RESTING)], owner=Owner(job_id="z", workload_class=kind), step=60.0)

@@ -461,7 +461,7 @@ def test_a_pod_that_an_earlier_list_did_not_name_began_after_it(here: Node) -> N
     assert one.start >= first.at
 
 
-def test_pods_of_one_job_on_one_gpu_are_one_owner_and_on_several_one_job(here: Node) -> None:
+def test_replicas_on_one_gpu_are_one_owner_and_each_has_only_the_gpus_of_its_pod(here: Node) -> None:
     for index in range(3):
         thing = pod_object(f"web-{index}", ownerReferences=kept_by("ReplicaSet", "web-abc", "apps/v1"))
         thing["metadata"]["labels"] = {"pod-template-hash": "abc"}
@@ -471,8 +471,31 @@ def test_pods_of_one_job_on_one_gpu_are_one_owner_and_on_several_one_job(here: N
     here.kubelet.gives("web-1", f"{gpu_uuid(0)}::1")
     here.kubelet.gives("web-0", gpu_uuid(1))
     state = here.held((0, "ml/deployment/web"), (1, "ml/deployment/web"))
-    assert {(each.gpus, each.owner.pod) for each in state.allocations} == {(2, "web-0")}
+    assert {(each.gpus, each.owner.pod) for each in state.allocations} == {(1, "web-0")}
+    groups = {each.uuid: each.group for each in state.allocations}
+    assert groups[gpu_uuid(1)] == uid_of("ml/web-0") != groups[gpu_uuid(0)]
     assert {each.uuid: each.restarts for each in state.allocations} == {gpu_uuid(0): 2, gpu_uuid(1): 0}
+
+
+def test_a_gpu_that_two_replicas_share_is_of_the_larger_one(here: Node) -> None:
+    for name, gpus in (("web-0", [0]), ("web-1", [0, 1])):
+        here.api.has(pod_object(name, ownerReferences=kept_by("ReplicaSet", "web", "apps/v1")))
+        here.kubelet.gives(name, *(f"{gpu_uuid(gpu)}::{name[-1]}" for gpu in gpus))
+    state = here.held((0, "ml/replicaset/web"), (1, "ml/replicaset/web"))
+    assert {(each.gpus, each.group) for each in state.allocations} == {(2, uid_of("ml/web-1"))}
+
+
+def test_pods_that_work_together_are_one_job_with_all_their_gpus(here: Node) -> None:
+    for index in range(2):
+        thing = pod_object(f"db-{index}", ownerReferences=kept_by("StatefulSet", "db", "apps/v1"))
+        launched = pod_object(f"pt-{index}", ownerReferences=kept_by("Job", "pt"))
+        launched["spec"]["containers"][0]["env"] = [{"name": "MASTER_ADDR", "value": "pt-0"}]
+        here.api.has(thing, launched)
+        here.kubelet.gives(f"db-{index}", gpu_uuid(index))
+        here.kubelet.gives(f"pt-{index}", gpu_uuid(2 + index))
+    jobs = ("ml/statefulset/db", "ml/statefulset/db", "ml/job/pt", "ml/job/pt")
+    state = here.held(*enumerate(jobs))
+    assert {(each.gpus, each.group) for each in state.allocations} == {(2, "")}
 
 
 def test_a_group_that_says_its_size_has_gpus_elsewhere_too(here: Node) -> None:

@@ -14,6 +14,7 @@ from exporter.schedulers.kubernetes.objects import (
     Pod,
     PodObject,
     gpu_groups,
+    is_independent,
     node_condition,
     owner_of,
     reserves_gpu,
@@ -153,6 +154,7 @@ def test_without_the_api_server_a_pod_is_itself() -> None:
         ({"leaderworkerset.sigs.k8s.io/size": "4"}, {}, (4, 0)),
         ({"kueue.x-k8s.io/pod-group-total-count": "3"}, {"PET_NNODES": "8"}, (8, 0)),
         ({}, {"WORLD_SIZE": "16"}, (0, 16)),
+        ({}, {"RAY_NODE_COUNT": "2"}, (2, 0)),
         ({"leaderworkerset.sigs.k8s.io/size": "-4"}, {"WORLD_SIZE": "1e9", "PET_NNODES": "1:4"}, (0, 0)),
         ({}, {"WORLD_SIZE": "999999999"}, (0, 100_000)),
         ({}, {"WORLD_SIZE": "٣"}, (0, 0)),
@@ -164,6 +166,50 @@ def test_the_size_of_a_job_is_what_its_launcher_wrote(
     thing = pod_object("p", annotations=annotations)
     thing["spec"]["containers"][0]["env"] = [{"name": key, "value": value} for key, value in environ.items()]
     assert size_of(read(thing)) == size
+
+
+@pytest.mark.parametrize("kind", ["ReplicaSet", "DaemonSet", "Job", "Workflow"])
+def test_replicas_and_separate_tasks_work_independently(kind: str) -> None:
+    assert is_independent(read(pod_object("p", ownerReferences=kept_by(kind, "x"))))
+
+
+@pytest.mark.parametrize("kind", ["StatefulSet", "PyTorchJob", "LeaderWorkerSet", "JobSet", "RayCluster", "Unheard"])
+def test_what_may_be_a_group_is_taken_for_one(kind: str) -> None:
+    assert not is_independent(read(pod_object("p", ownerReferences=kept_by(kind, "x"))))
+
+
+@pytest.mark.parametrize(
+    ("environ", "command", "independent"),
+    [
+        ({"WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "PET_NNODES": "1"}, "torchrun --nnodes=1 train.py", True),
+        ({}, "torchrun --nnodes 1 --nproc-per-node 4 train.py", True),
+        ({}, "torchrun --nnodes=1 --rdzv-endpoint=localhost:29400 train.py", True),
+        ({"RANK": "0"}, "vllm serve llama --tensor-parallel-size 4", True),
+        ({"WORLD_SIZE": "2"}, "", False),
+        ({"PET_NNODES": "1:4"}, "", False),
+        ({"RAY_NODE_COUNT": "2"}, "", False),
+        ({"MASTER_ADDR": "head"}, "", False),
+        ({"JAX_COORDINATOR_ADDRESS": None}, "", False),
+        ({}, "torchrun --nnodes=2 train.py", False),
+        ({}, "torchrun --nnodes=1:4 --rdzv-backend=c10d train.py", False),
+        ({}, "torchrun --nnodes 16 train.py", False),
+        ({}, "accelerate launch --num_machines 2 train.py", False),
+        ({}, "python -m sglang.launch_server --dist-init-addr head:5000", False),
+        ({}, "ray start --address=head:6379 --block", False),
+    ],
+)
+def test_a_pod_that_is_launched_as_part_of_a_group_is_not_independent(
+    environ: dict[str, str | None], command: str, *, independent: bool
+) -> None:
+    thing = pod_object("p", ownerReferences=kept_by("Job", "x"))
+    env = [{"name": key} | ({"value": value} if value else {}) for key, value in environ.items()]
+    thing["spec"]["containers"][0] |= {"env": env, "command": ["sh", "-c"], "args": [command]}
+    assert is_independent(read(thing)) is independent
+
+
+def test_ranks_of_an_indexed_job_may_be_a_group() -> None:
+    index = {"batch.kubernetes.io/job-completion-index": "0"}
+    assert not is_independent(read(pod_object("p", annotations=index, ownerReferences=kept_by("Job", "x"))))
 
 
 JSON = st.recursive(
@@ -189,6 +235,7 @@ def test_garbage_objects_are_refused_or_read_and_never_crash(metadata: Any, spec
             continue
         if isinstance(thing, PodObject):
             owner_of("ml", "p", thing, RULES)
+            is_independent(thing)
             assert restarts_of(thing) >= 0
         else:
             node_condition(thing)

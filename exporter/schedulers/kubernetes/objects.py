@@ -312,6 +312,22 @@ _USER_LABELS = ("hub.jupyter.org/username", "ray.io/user")
 _QUEUE_LABELS = ("kueue.x-k8s.io/queue-name", "kai.scheduler/queue", "volcano.sh/queue-name")
 _SIZE_ANNOTATIONS = ("leaderworkerset.sigs.k8s.io/size", "kueue.x-k8s.io/pod-group-total-count")
 """Annotations with the number of pods that work together."""
+_SIZE_VARIABLES = ("PET_NNODES", "RAY_NODE_COUNT")
+"""Variables with that number, of torchrun and of KServe's servers on several nodes."""
+_INDEPENDENT_KINDS = frozenset({
+    "cronjob", "daemonset", "deployment", "inferenceservice", "job", "ksvc", "replicaset", "replicationcontroller",
+    "rollout", "workflow",
+})  # fmt: skip
+"""Kinds whose pods are replicas or separate tasks, unless a pod's program is launched as part of a group."""
+_COMPLETION_INDEX = "batch.kubernetes.io/job-completion-index"
+"""Annotation of the pods of an Indexed Job, whose ranks often come from it."""
+_GROUP_VARIABLES = frozenset({*_SIZE_VARIABLES, "WORLD_SIZE", "NNODES", "MASTER_ADDR", "JAX_COORDINATOR_ADDRESS"})
+_ONE_NODE = ("1", "localhost", "127.0.0.1")
+_GROUP_COMMAND = re.compile(
+    r"--(?:nnodes|num[_-]machines|rdzv[_-]endpoint|master[_-]addr|main[_-]process[_-]ip|dist[_-]init[_-]addr)\b"
+    r"(?![= ](?:1(?![\d:])|localhost\b|127\.0\.0\.1\b))|\bray start\b"
+)
+"""Options that join a program to others: of torchrun, Accelerate and SGLang; and Ray's command."""
 _HASH_LABELS = (("rollouts-pod-template-hash", "rollout"), ("pod-template-hash", "deployment"))
 _CRON = re.compile(r"(.+)-(\d{8})")
 _LATE_MINUTES = 24 * 60
@@ -364,8 +380,18 @@ def size_of(pod: Pod | None) -> tuple[int, int]:
     if pod is None:
         return 0, 0
     annotations, environ = pod.metadata.annotations or {}, _environ(pod)
-    pods = [annotations.get(key, "") for key in _SIZE_ANNOTATIONS] + [environ.get("PET_NNODES", "")]
+    pods = [annotations.get(key, "") for key in _SIZE_ANNOTATIONS] + [environ.get(key, "") for key in _SIZE_VARIABLES]
     return max(map(_number, pods)), _number(environ.get("WORLD_SIZE", ""))
+
+
+def is_independent(pod: Pod) -> bool:
+    """Whether it works independently of its job's other pods: by what created it, if nothing in it shows a group."""
+    kind, _ = job_of(pod.metadata)
+    if kind not in _INDEPENDENT_KINDS or _COMPLETION_INDEX in (pod.metadata.annotations or {}):
+        return False
+    variables = (each for container in pod.spec.containers or () for each in container.env or ())
+    launched = any(each.name in _GROUP_VARIABLES and each.value not in _ONE_NODE for each in variables)
+    return not launched and not _GROUP_COMMAND.search(" ".join(_command_line(pod)))
 
 
 def restarts_of(pod: Pod | None) -> int:

@@ -40,6 +40,7 @@ from exporter.schedulers.kubernetes.objects import (
     Pod,
     ResourceSlice,
     gpu_groups,
+    is_independent,
     node_condition,
     owner_of,
     reserves_gpu,
@@ -67,6 +68,8 @@ class GpuPod(Struct, frozen=True):
     """Least number of pods that work together; 0: unknown."""
     world_size: int = 0
     """Least number of GPUs of all these pods; 0: unknown."""
+    group: str = ""
+    """The pod's uid if it works independently of the job's other pods."""
 
 
 class PodTable:
@@ -159,6 +162,7 @@ class PodTable:
             restarts=restarts_of(pod),
             pods=pods,
             world_size=world_size,
+            group=pod.metadata.uid if pod is not None and is_independent(pod) else "",
         )
 
     def _owner(self, name: PodName, pod: Pod | None) -> Owner:
@@ -546,7 +550,14 @@ class KubernetesScheduler:
             owner = owners[holder.owner.job_id]
             for uuid in uuids:
                 key = uuid, owner.job_id
-                one = Allocation(uuid, owner, self._start(key, holder, now), None, sizes[owner.job_id], holder.restarts)
+                one = Allocation(
+                    uuid,
+                    owner,
+                    self._start(key, holder, now),
+                    gpus=sizes[owner.job_id, holder.group],
+                    restarts=holder.restarts,
+                    group=holder.group,
+                )
                 held[key] = _merged(held.get(key), one)
         unpartitioned = {device.uuid for device in self._devices if device.unpartitioned}
         for uuid in self._candidates - unpartitioned - {uuid for uuid, _ in held}:
@@ -559,15 +570,15 @@ class KubernetesScheduler:
         by_pod = sorted((holder.owner for holder, _ in self._gpu_pods), key=lambda owner: owner.pod, reverse=True)
         return {owner.job_id: owner for owner in by_pod}
 
-    def _sizes(self) -> dict[str, int]:
-        """Return the GPUs of each whole job: those here, or more if its pods show that."""
-        here: dict[str, set[str]] = {}
-        least: dict[str, int] = {}
+    def _sizes(self) -> dict[tuple[str, str], int]:
+        """Return the GPUs of each whole job, or of its independent pods: those here, or more if its pods show that."""
+        here: dict[tuple[str, str], set[str]] = {}
+        least: dict[tuple[str, str], int] = {}
         for holder, uuids in self._gpu_pods:
-            job = holder.owner.job_id
-            here.setdefault(job, set()).update(uuids)
-            least[job] = max(least.get(job, 1), holder.pods * len(uuids), holder.world_size)
-        return {job: max(least[job], len(uuids)) for job, uuids in here.items()}
+            group = holder.owner.job_id, holder.group
+            here.setdefault(group, set()).update(uuids)
+            least[group] = max(least.get(group, 1), holder.pods * len(uuids), holder.world_size)
+        return {group: max(least[group], len(uuids)) for group, uuids in here.items()}
 
     def _start(self, key: AllocationKey, holder: GpuPod, now: int) -> int:
         """Return when the pod got its devices, not before the last list without it; kept once reported."""
@@ -612,10 +623,11 @@ def open_kubernetes(
 
 
 def _merged(one: Allocation | None, other: Allocation) -> Allocation:
-    """Merge two pods of one job on one GPU into one allocation, from the earlier start."""
+    """Merge two pods of one job on one GPU into one allocation, from the earlier start, in the larger group."""
     if one is None:
         return other
-    return structs.replace(one, start=min(one.start, other.start), restarts=max(one.restarts, other.restarts))
+    larger = max(one, other, key=lambda each: each.gpus)
+    return structs.replace(larger, start=min(one.start, other.start), restarts=max(one.restarts, other.restarts))
 
 
 def _is_busy(reading: Reading) -> bool:
