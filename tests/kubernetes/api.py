@@ -198,6 +198,24 @@ class ApiServer:
     def expired(self, asked: dict[str, str]) -> bool:
         return int(asked["resourceVersion"]) < self._oldest
 
+    @property
+    def version(self) -> int:
+        """The newest resource version."""
+        return self._version
+
+    def lacks(self, asked: dict[str, str]) -> bool:
+        """Whether a list is requested that is newer than anything here."""
+        return int(asked.get("resourceVersion") or 0) > self._version
+
+    def restores(self) -> None:
+        """Go back to the first version, as with an older copy of etcd, and forget everything."""
+        with self._changed:
+            self._version, self._oldest = 100, 101
+            self._history.clear()
+            for things in self.objects.values():
+                things.clear()
+            self._changed.notify_all()
+
     def one_pod(self, namespace: str, selector: str) -> Json:
         """Answer with the selected pods of that namespace."""
         pods = self.listing("/api/v1/pods", selector)
@@ -262,6 +280,8 @@ def _refusal(api: ApiServer, token: str, path: str, asked: dict[str, str]) -> tu
         return 403, f'"system:serviceaccount:gpu:gpu" cannot list {path}'
     if "=" not in asked.get("fieldSelector", ""):
         return 400, "a daemon on a node has no business with other nodes' objects"
+    if "watch" not in asked and api.lacks(asked):
+        return 504, f"Timeout: Too large resource version: {asked['resourceVersion']}, current: {api.version}"
     return (410, "too old resource version") if "watch" in asked and api.expired(asked) else None
 
 

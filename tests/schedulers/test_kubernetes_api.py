@@ -109,7 +109,8 @@ def test_bookmarks_move_the_version_on_and_nothing_else(here: Node) -> None:
 
 
 @pytest.mark.slow
-def test_a_version_too_old_is_answered_with_a_new_list_of_the_newest(here: Node) -> None:
+def test_a_version_too_old_is_answered_with_a_list_that_need_not_be_read_from_etcd(here: Node) -> None:
+    """All nodes list at once when the API server is replaced: from its memory, and from nothing older than known."""
     ready(here)
     here.api.objects[PODS].clear()  # these changes are in no history
     here.api.forgets()
@@ -117,7 +118,7 @@ def test_a_version_too_old_is_answered_with_a_new_list_of_the_newest(here: Node)
     here.kubelet.holds()
     here.kubelet.gives("train-1", gpu_uuid(1))
     here.held((1, "ml/job/later"))
-    assert lists(here)[1]["resourceVersion"] == ""
+    assert [each["resourceVersion"] for each in lists(here)] == ["0", watches(here)[0]["resourceVersion"]]
     assert here.faults == set()
 
 
@@ -132,11 +133,36 @@ def test_a_watch_refused_as_too_old_is_answered_with_a_new_list(here: Node) -> N
 
 
 @pytest.mark.slow
+def test_a_server_that_knows_only_older_versions_is_asked_for_its_newest(here: Node) -> None:
+    """As after etcd was restored from a copy; the next list may come from the server's memory again."""
+    ready(here)
+    here.api.has(*(job_pod(f"done-{n}", phase="Succeeded") for n in range(20)))
+    wait_for(lambda: len(here.api.objects[PODS]) > 20, "newer versions")
+    known = here.api.version
+    here.api.stop()
+    here.api.restores()
+    here.api.has(node_object(), job_pod("train-0", "restored"))
+    here.api.token = "a new one"
+    here.api.start()
+    here.until(lambda state: "401" in str(state.faults), "an answer that is not to be continued from")
+    here.token.write_text("a new one")
+    here.held((0, "ml/job/restored"))
+    versions = [each["resourceVersion"] for each in lists(here)]
+    assert versions[0] == "0"
+    assert versions[-1] == ""
+    assert {int(version) for version in versions[1:-1]} == {known}
+    here.api.forgets()
+    wait_for(lambda: len(lists(here)) > len(versions), "another list")
+    assert int(lists(here)[-1]["resourceVersion"]) > 0
+
+
+@pytest.mark.slow
 def test_an_error_event_ends_the_watch_and_is_told(here: Node) -> None:
     ready(here)
     status = {"kind": "Status", "code": 500, "message": "etcd is ill"}
     here.api.says(PODS, json.dumps({"type": "ERROR", "object": status}))
     wait_for(lambda: len(lists(here)) > 1, "another list")
+    assert lists(here)[-1]["resourceVersion"] not in ("", "0"), "that is not what the next list is for"
     here.until(lambda state: not state.faults, "well again")
     here.held((0, "ml/job/train"))
 

@@ -61,6 +61,10 @@ _ADVICE: dict[int, str] = {
 }
 
 
+_ANY_VERSION, _NEWEST_VERSION = "0", ""
+"""Resource versions of a list: what the server has in memory, however old; and what etcd has now."""
+_TOO_LARGE = "Too large resource version"
+"""In the server's message (storage.NewTooLargeResourceVersionError)."""
 UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 """Errors of a response that is no valid JSON, no UTF-8, or nested thousands of levels deep."""
 
@@ -146,7 +150,7 @@ class Informer(Generic[T]):
         self._significant: Callable[[T], object] = significant
         self._observe: Callable[[T | None, T], None] = observe
         self._decoder: msgspec.json.Decoder[T] = msgspec.json.Decoder(kind)
-        self._version, self._requested_at = "", now()
+        self._version, self._listed, self._requested_at = _ANY_VERSION, False, now()
         self.objects: dict[str, T] = {}
         """By uid."""
         self.synced = asyncio.Event()
@@ -164,12 +168,11 @@ class Informer(Generic[T]):
 
     async def run(self) -> None:
         """List and watch until cancelled."""
-        backoff, fresh = Backoff(self._api_server.timeouts.first, self._api_server.timeouts.most), "0"
+        backoff = Backoff(self._api_server.timeouts.first, self._api_server.timeouts.most)
         while True:
             try:
                 async with self._api_server.client() as client:
-                    await self._list_and_watch(client, fresh)
-                fresh = ""
+                    await self._list_and_watch(client)
                 backoff.reset()
             except (ApiError, httpx.HTTPError, httpx.InvalidURL, OSError, *UNREADABLE) as err:
                 if self.unanswered_since is None:
@@ -179,7 +182,7 @@ class Informer(Generic[T]):
 
     def _record_failure(self, err: Exception) -> None:
         if isinstance(err, (ApiError, *UNREADABLE)):
-            self._version = ""  # answered, but not in a way to continue from: list again
+            self._listed = False  # answered, but not in a way to continue from: list again
         if self.unanswered_since is None:
             self.unanswered_since = self._requested_at
         self.error = redact_secrets(f"{self._api_server.url}{self._paths[0]}: {str(err) or type(err).__name__}")
@@ -188,35 +191,42 @@ class Informer(Generic[T]):
     def _record_answer(self) -> None:
         self.unanswered_since, self.error = None, ""
 
-    async def _list_and_watch(self, client: httpx.AsyncClient, fresh: str) -> None:
-        """List if no version is known, then watch until the server no longer knows it."""
-        if not self._version:
-            await self._list(client, fresh)
+    async def _list_and_watch(self, client: httpx.AsyncClient) -> None:
+        """List if there is nothing to continue from, then watch until the server no longer knows our version."""
+        if not self._listed:
+            await self._list(client)
         while await self._watch(client):
             await _pause(self._api_server.timeouts.first)
-        self._version = ""
+        self._listed = False
 
-    async def _list(self, client: httpx.AsyncClient, fresh: str) -> None:
-        listed = msgspec.json.decode(await self._get_list(client, fresh), type=ObjectList)
+    async def _list(self, client: httpx.AsyncClient) -> None:
+        listed = msgspec.json.decode(await self._get_list(client), type=ObjectList)
         objects = [obj for raw in listed.items or () if (obj := self._decode(raw)) is not None]
         before, self.objects = self.objects, {obj.metadata.uid: obj for obj in objects if self._accepts(obj)}
         if self.synced.is_set():
             for uid, obj in self.objects.items():
                 self._observe(before.get(uid), obj)
-        self._version = listed.metadata.resource_version
+        self._version, self._listed = listed.metadata.resource_version, True
         self._record_answer()
         self.synced.set()
         self._on_change()
         self._on_update()
 
-    async def _get_list(self, client: httpx.AsyncClient, fresh: str) -> bytes:
-        """Return the list's content. A path that is not found is replaced by the next one for good."""
-        params = {"fieldSelector": self._selector, "resourceVersion": fresh}
+    async def _get_list(self, client: httpx.AsyncClient) -> bytes:
+        """Return the list's content. A path that is not found is replaced by the next one for good.
+
+        A list that may be as old as the last version seen comes from the API server's memory. Only if it cannot have
+        that version, as after etcd was restored, the newest list is requested, which reads all objects from etcd.
+        """
+        params = {"fieldSelector": self._selector, "resourceVersion": self._version}
         self._requested_at = self._now()
         response = await client.get(self._paths[0], params=params, headers=self._api_server.headers())
         if response.status_code == HTTPStatus.NOT_FOUND and len(self._paths) > 1:
             self._paths = self._paths[1:]
-            return await self._get_list(client, fresh)
+            return await self._get_list(client)
+        if self._version != _NEWEST_VERSION and _lacks_version(response):
+            self._version = _NEWEST_VERSION
+            return await self._get_list(client)
         check_response(response)
         return response.content
 
@@ -335,6 +345,12 @@ class LoopThread:
                 self.loop.run_until_complete(self.loop.shutdown_asyncgens())
                 self.loop.run_until_complete(asyncio.sleep(0))  # closed connections are released in the next iteration
                 self.loop.close()
+
+
+def _lacks_version(response: httpx.Response) -> bool:
+    """Whether the requested version is too old for the server, or newer than any that it knows."""
+    code = response.status_code
+    return code == HTTPStatus.GONE or (code == HTTPStatus.GATEWAY_TIMEOUT and _TOO_LARGE in response.text)
 
 
 async def _pause(seconds: float) -> None:
