@@ -123,7 +123,7 @@ def _watch() -> Feed:
             take(good)
             promise("good" in store.objects, "a good event after a bad one is not taken")
         for pod in list(store.objects.values()):
-            owner_of("ml", "train-0", pod, RULES), size_of(pod), restarts_of(pod)
+            owner_of("ml", "train-0", pod, RULES), size_of(pod), restarts_of(pod, None)
 
     weakref.finalize(feed, loop.close)
     return feed

@@ -417,7 +417,7 @@ def test_a_label_of_a_group_alone_gives_nobody_a_gpu(here: Node) -> None:
 def test_a_pod_is_its_job_with_its_labels_class_and_restarts(here: Node) -> None:
     thing = pod_object("train-llama-0-xyz", ownerReferences=kept_by("Job", "train-llama"))
     thing["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "research"}
-    thing["status"]["containerStatuses"] = [status("main", 3), status("side", 1)]
+    thing["status"]["containerStatuses"] = [status("main", 3), status("side", 7)]
     thing["spec"]["priorityClassName"] = "high"
     here.api.has(thing)
     here.kubelet.gives("train-llama-0-xyz", gpu_uuid(0))
@@ -475,6 +475,19 @@ def test_replicas_on_one_gpu_are_one_owner_and_each_has_only_the_gpus_of_its_pod
     groups = {each.uuid: each.group for each in state.allocations}
     assert groups[gpu_uuid(1)] == uid_of("ml/web-0") != groups[gpu_uuid(0)]
     assert {each.uuid: each.restarts for each in state.allocations} == {gpu_uuid(0): 2, gpu_uuid(1): 0}
+
+
+def test_only_restarts_of_containers_with_a_gpu_count(here: Node) -> None:
+    """A proxy that restarts while the weights are loaded for the first time makes no restart of the job."""
+    thing = pod_object("train-0")
+    thing["status"]["containerStatuses"] = [status("train", 0), status("log", 4), status("dra", 1)]
+    thing["status"]["initContainerStatuses"] = [status("istio-proxy", 3), status("mps", 2)]
+    here.api.has(thing)
+    gpus = [devices("nvidia.com/gpu", gpu_uuid(n)) for n in range(3)]
+    proxy = container(devices("rdma/hca", "a"), name="istio-proxy")
+    here.kubelet.holds(pod("train-0", container(gpus[0], name="train"), proxy, container(gpus[0], name="mps")))
+    (one,) = here.held((0, "ml/pod/train-0")).allocations
+    assert one.restarts == 2, "of a sidecar with a GPU"
 
 
 def test_a_gpu_that_two_replicas_share_is_of_the_larger_one(here: Node) -> None:
@@ -587,6 +600,9 @@ def test_the_end_of_a_name_and_the_next_begin_together(here: Node) -> None:
         (node_object(taints=[{"key": "node.kubernetes.io/unreachable", "effect": "NoExecute"}]), "not_ready"),
         (node_object(taints=[{"key": "node.kubernetes.io/out-of-service", "effect": "NoExecute"}]), "down"),
         (node_object(taints=[{"key": "ToBeDeletedByClusterAutoscaler", "effect": "NoSchedule"}]), "draining"),
+        (node_object(taints=[{"key": "karpenter.sh/disrupted", "effect": "NoSchedule"}]), "draining"),
+        (node_object(taints=[{"key": "karpenter.sh/disruption", "effect": "NoSchedule"}]), "draining"),
+        (node_object(taints=[{"key": "karpenter.sh/unregistered", "effect": "NoExecute"}]), "not_ready"),
         (node_object(taints=[{"key": "nvidia.com/gpu", "effect": "NoSchedule"}]), ""),
     ],
 )

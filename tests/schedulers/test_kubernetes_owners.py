@@ -144,7 +144,7 @@ def test_the_class_follows_kind_and_command() -> None:
 def test_without_the_api_server_a_pod_is_itself() -> None:
     found = owner_of("ml", "p", None, RULES)
     assert (found.job_id, found.kind, found.name, found.workload_class) == ("ml/pod/p", "pod", "p", "batch")
-    assert (size_of(None), restarts_of(None)) == ((0, 0), 0)
+    assert (size_of(None), restarts_of(None, None)) == ((0, 0), 0)
 
 
 @pytest.mark.parametrize(
@@ -166,6 +166,15 @@ def test_the_size_of_a_job_is_what_its_launcher_wrote(
     thing = pod_object("p", annotations=annotations)
     thing["spec"]["containers"][0]["env"] = [{"name": key, "value": value} for key, value in environ.items()]
     assert size_of(read(thing)) == size
+
+
+def test_restarts_are_those_of_the_containers_that_have_a_gpu() -> None:
+    counts = {"train": 1, "log": 4}
+    statuses = [{"name": name, "restartCount": count} for name, count in counts.items()]
+    status = {"containerStatuses": statuses, "initContainerStatuses": [{"name": "mps", "restartCount": 9}]}
+    found = read(pod_object("p") | {"status": status})
+    assert [restarts_of(found, {name}) for name in (*counts, "mps", "unheard")] == [1, 4, 9, 0]
+    assert restarts_of(found, None) == 4, "where it is unknown which container has the GPU: of those that run"
 
 
 @pytest.mark.parametrize("kind", ["ReplicaSet", "DaemonSet", "Job", "Workflow"])
@@ -236,7 +245,7 @@ def test_garbage_objects_are_refused_or_read_and_never_crash(metadata: Any, spec
         if isinstance(thing, PodObject):
             owner_of("ml", "p", thing, RULES)
             is_independent(thing)
-            assert restarts_of(thing) >= 0
+            assert restarts_of(thing, None) >= 0
         else:
             node_condition(thing)
 

@@ -24,7 +24,10 @@ TEXT = st.text(max_size=20)
 DEVICES = st.builds(devices, TEXT, *[TEXT] * 2)
 CLAIMS = st.builds(claim, TEXT, driver=TEXT, pool=TEXT, device=TEXT)
 CONTAINERS = st.builds(
-    lambda held, claims: container(*held, claims=claims), st.lists(DEVICES, max_size=3), st.lists(CLAIMS, max_size=3)
+    lambda held, claims, name: container(*held, name=name, claims=claims),
+    st.lists(DEVICES, max_size=3),
+    st.lists(CLAIMS, max_size=3),
+    TEXT,
 )
 PODS = st.builds(
     lambda name, place, held: pod(name, *held, namespace=place), TEXT, TEXT, st.lists(CONTAINERS, max_size=3)
@@ -40,9 +43,11 @@ def expected(each: Any) -> PodResources:
     return PodResources(
         each.namespace,
         each.name,
-        tuple(ContainerDevices(d.resource_name, tuple(d.device_ids)) for c in each.containers for d in c.devices),
         tuple(
-            ClaimResource(tuple(d.name for d in r.cdi_devices), r.driver_name, r.pool_name, r.device_name)
+            ContainerDevices(d.resource_name, tuple(d.device_ids), c.name) for c in each.containers for d in c.devices
+        ),
+        tuple(
+            ClaimResource(tuple(d.name for d in r.cdi_devices), r.driver_name, r.pool_name, r.device_name, c.name)
             for c in each.containers
             for dynamic in c.dynamic_resources
             for r in dynamic.claim_resources

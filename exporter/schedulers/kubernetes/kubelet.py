@@ -37,6 +37,8 @@ class ContainerDevices(Struct, frozen=True):
 
     resource: str
     ids: tuple[str, ...]
+    container: str = ""
+    """Which container has them; empty for what is offered to any."""
 
 
 class ClaimResource(Struct, frozen=True):
@@ -48,6 +50,7 @@ class ClaimResource(Struct, frozen=True):
     """Empty from kubelets before 1.34."""
     pool: str = ""
     device: str = ""
+    container: str = ""
 
 
 class PodResources(Struct, frozen=True):
@@ -62,6 +65,11 @@ class PodResources(Struct, frozen=True):
     def key(self) -> tuple[str, str]:
         """The pod's namespace and name."""
         return self.namespace, self.name
+
+    @property
+    def containers(self) -> frozenset[str]:
+        """Names of the containers that have a device."""
+        return frozenset(each.container for each in (*self.devices, *self.claims))
 
 
 def read_list(message: bytes) -> tuple[PodResources, ...]:
@@ -78,22 +86,22 @@ def read_allocatable(message: bytes) -> tuple[ContainerDevices, ...]:
 
 
 def _pod_resources(pod: wire.PodResources) -> PodResources:
-    dynamic = (each for container in pod.containers for each in container.dynamic_resources)
+    dynamic = ((each, container.name) for container in pod.containers for each in container.dynamic_resources)
     return PodResources(
         pod.namespace,
         pod.name,
-        tuple(_container_devices(each) for container in pod.containers for each in container.devices),
-        tuple(_claim_resource(claim) for each in dynamic for claim in each.claim_resources),
+        tuple(_container_devices(each, container.name) for container in pod.containers for each in container.devices),
+        tuple(_claim_resource(claim, container) for each, container in dynamic for claim in each.claim_resources),
     )
 
 
-def _container_devices(message: wire.ContainerDevices) -> ContainerDevices:
-    return ContainerDevices(message.resource_name, tuple(message.device_ids))
+def _container_devices(message: wire.ContainerDevices, container: str = "") -> ContainerDevices:
+    return ContainerDevices(message.resource_name, tuple(message.device_ids), container)
 
 
-def _claim_resource(message: wire.ClaimResource) -> ClaimResource:
+def _claim_resource(message: wire.ClaimResource, container: str) -> ClaimResource:
     cdi = tuple(device.name for device in message.cdi_devices)
-    return ClaimResource(cdi, message.driver_name, message.pool_name, message.device_name)
+    return ClaimResource(cdi, message.driver_name, message.pool_name, message.device_name, container)
 
 
 def _decode(kind: type[M], message: bytes) -> M:

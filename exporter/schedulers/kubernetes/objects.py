@@ -6,7 +6,7 @@ Kubernetes API reference (Pod v1, Node v1, ResourceSlice), "Taints and Toleratio
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from datetime import datetime
 from typing import Generic, TypeVar
 
@@ -137,6 +137,7 @@ class PodSpec(Struct, Generic[C], frozen=True, rename="camel"):
 class ContainerStatus(Struct, frozen=True, rename="camel"):
     """ContainerStatus."""
 
+    name: str = ""
     restart_count: int = 0
 
 
@@ -394,11 +395,18 @@ def is_independent(pod: Pod) -> bool:
     return not launched and not _GROUP_COMMAND.search(" ".join(_command_line(pod)))
 
 
-def restarts_of(pod: Pod | None) -> int:
-    """Return the restarts of the container that has had most."""
+def restarts_of(pod: Pod | None, containers: Container[str] | None) -> int:
+    """Return the restarts of that one of the containers that has had most; None: of all but init containers.
+
+    Only `containers` with a GPU restart the work on it: a proxy or a log shipper beside them does not.
+    """
     if pod is None:
         return 0
-    statuses = (*(pod.status.container_statuses or ()), *(pod.status.init_container_statuses or ()))
+    statuses = pod.status.container_statuses or ()
+    if containers is not None:
+        statuses = tuple(
+            each for each in (*statuses, *(pod.status.init_container_statuses or ())) if each.name in containers
+        )
     return max((max(0, each.restart_count) for each in statuses), default=0)
 
 
@@ -471,6 +479,9 @@ _TAINTS = {
     "node.kubernetes.io/out-of-service": "down",
     "node.cloudprovider.kubernetes.io/shutdown": "down",
     "ToBeDeletedByClusterAutoscaler": "draining",
+    "karpenter.sh/disrupted": "draining",
+    "karpenter.sh/disruption": "draining",  # Karpenter 0.32 to 0.37
+    "karpenter.sh/unregistered": "not_ready",
     "node.kubernetes.io/unschedulable": "cordoned",
     "node.kubernetes.io/not-ready": "not_ready",
     "node.kubernetes.io/unreachable": "not_ready",

@@ -14,7 +14,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n1exporter/schedulers/kubernetes/podresources.proto\x12\x1bgpu_efficiency.podresources\"\\\n\x18ListPodResourcesResponse\x12@\n\rpod_resources\x18\x01 \x03(\x0b\x32).gpu_efficiency.podresources.PodResources\"^\n\x1c\x41llocatableResourcesResponse\x12>\n\x07\x64\x65vices\x18\x01 \x03(\x0b\x32-.gpu_efficiency.podresources.ContainerDevices\"t\n\x0cPodResources\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\tnamespace\x18\x02 \x01(\t\x12\x43\n\ncontainers\x18\x03 \x03(\x0b\x32/.gpu_efficiency.podresources.ContainerResources\"\x9d\x01\n\x12\x43ontainerResources\x12>\n\x07\x64\x65vices\x18\x02 \x03(\x0b\x32-.gpu_efficiency.podresources.ContainerDevices\x12G\n\x11\x64ynamic_resources\x18\x05 \x03(\x0b\x32,.gpu_efficiency.podresources.DynamicResource\"=\n\x10\x43ontainerDevices\x12\x15\n\rresource_name\x18\x01 \x01(\t\x12\x12\n\ndevice_ids\x18\x02 \x03(\t\"V\n\x0f\x44ynamicResource\x12\x43\n\x0f\x63laim_resources\x18\x04 \x03(\x0b\x32*.gpu_efficiency.podresources.ClaimResource\"\x89\x01\n\rClaimResource\x12;\n\x0b\x63\x64i_devices\x18\x01 \x03(\x0b\x32&.gpu_efficiency.podresources.CDIDevice\x12\x13\n\x0b\x64river_name\x18\x02 \x01(\t\x12\x11\n\tpool_name\x18\x03 \x01(\t\x12\x13\n\x0b\x64\x65vice_name\x18\x04 \x01(\t\"\x19\n\tCDIDevice\x12\x0c\n\x04name\x18\x01 \x01(\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n1exporter/schedulers/kubernetes/podresources.proto\x12\x1bgpu_efficiency.podresources\"\\\n\x18ListPodResourcesResponse\x12@\n\rpod_resources\x18\x01 \x03(\x0b\x32).gpu_efficiency.podresources.PodResources\"^\n\x1c\x41llocatableResourcesResponse\x12>\n\x07\x64\x65vices\x18\x01 \x03(\x0b\x32-.gpu_efficiency.podresources.ContainerDevices\"t\n\x0cPodResources\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\tnamespace\x18\x02 \x01(\t\x12\x43\n\ncontainers\x18\x03 \x03(\x0b\x32/.gpu_efficiency.podresources.ContainerResources\"\xab\x01\n\x12\x43ontainerResources\x12\x0c\n\x04name\x18\x01 \x01(\t\x12>\n\x07\x64\x65vices\x18\x02 \x03(\x0b\x32-.gpu_efficiency.podresources.ContainerDevices\x12G\n\x11\x64ynamic_resources\x18\x05 \x03(\x0b\x32,.gpu_efficiency.podresources.DynamicResource\"=\n\x10\x43ontainerDevices\x12\x15\n\rresource_name\x18\x01 \x01(\t\x12\x12\n\ndevice_ids\x18\x02 \x03(\t\"V\n\x0f\x44ynamicResource\x12\x43\n\x0f\x63laim_resources\x18\x04 \x03(\x0b\x32*.gpu_efficiency.podresources.ClaimResource\"\x89\x01\n\rClaimResource\x12;\n\x0b\x63\x64i_devices\x18\x01 \x03(\x0b\x32&.gpu_efficiency.podresources.CDIDevice\x12\x13\n\x0b\x64river_name\x18\x02 \x01(\t\x12\x11\n\tpool_name\x18\x03 \x01(\t\x12\x13\n\x0b\x64\x65vice_name\x18\x04 \x01(\t\"\x19\n\tCDIDevice\x12\x0c\n\x04name\x18\x01 \x01(\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -28,13 +28,13 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PODRESOURCES']._serialized_start=272
   _globals['_PODRESOURCES']._serialized_end=388
   _globals['_CONTAINERRESOURCES']._serialized_start=391
-  _globals['_CONTAINERRESOURCES']._serialized_end=548
-  _globals['_CONTAINERDEVICES']._serialized_start=550
-  _globals['_CONTAINERDEVICES']._serialized_end=611
-  _globals['_DYNAMICRESOURCE']._serialized_start=613
-  _globals['_DYNAMICRESOURCE']._serialized_end=699
-  _globals['_CLAIMRESOURCE']._serialized_start=702
-  _globals['_CLAIMRESOURCE']._serialized_end=839
-  _globals['_CDIDEVICE']._serialized_start=841
-  _globals['_CDIDEVICE']._serialized_end=866
+  _globals['_CONTAINERRESOURCES']._serialized_end=562
+  _globals['_CONTAINERDEVICES']._serialized_start=564
+  _globals['_CONTAINERDEVICES']._serialized_end=625
+  _globals['_DYNAMICRESOURCE']._serialized_start=627
+  _globals['_DYNAMICRESOURCE']._serialized_end=713
+  _globals['_CLAIMRESOURCE']._serialized_start=716
+  _globals['_CLAIMRESOURCE']._serialized_end=853
+  _globals['_CDIDEVICE']._serialized_start=855
+  _globals['_CDIDEVICE']._serialized_end=880
 # @@protoc_insertion_point(module_scope)

@@ -159,7 +159,7 @@ class PodTable:
             device_ids=tuple(device for devices in held.devices for device in devices.ids),
             claims=held.claims,
             started=round(begun.timestamp()) * SECOND if begun is not None else None,
-            restarts=restarts_of(pod),
+            restarts=restarts_of(pod, held.containers if name == held.key else None),
             pods=pods,
             world_size=world_size,
             group=pod.metadata.uid if pod is not None and is_independent(pod) else "",
