@@ -61,9 +61,9 @@ log = logging.getLogger("gpu-efficiency")
 
 
 @contextmanager
-def job_report_writer(config: Config, node: str) -> Iterator[Callable[[JobRecord], None]]:
-    """Return the function that publishes the record of each ended job; it never blocks."""
-    publisher = _open_publisher(config, node)
+def job_report_writer(config: Config, node: str, mask: UserMask | None = None) -> Iterator[Callable[[JobRecord], None]]:
+    """Return the function that publishes the record of each ended job, whose owner `mask` masked; it never blocks."""
+    publisher = _open_publisher(config, node, mask)
     if publisher is None:
         yield lambda _: None
         return
@@ -71,16 +71,17 @@ def job_report_writer(config: Config, node: str) -> Iterator[Callable[[JobRecord
         yield publisher.publish
 
 
-def _open_publisher(config: Config, node: str) -> "JobReportPublisher | None":
+def _open_publisher(config: Config, node: str, mask: UserMask | None) -> "JobReportPublisher | None":
     destination = config.receipts.kubernetes
     if destination == "none":
         return None
     from exporter.schedulers.kubernetes.api import ApiTimeouts, find_api_server  # noqa: PLC0415  only if configured
-    from exporter.schedulers.kubernetes.publisher import JobReportPublisher  # noqa: PLC0415  only if configured
+    from exporter.schedulers.kubernetes.publisher import JobReportPublisher, pod_of_owner  # noqa: PLC0415  only if configured
 
     server = find_api_server(config.kubernetes, os.environ, ApiTimeouts())
     if server is not None:
-        return JobReportPublisher(server, destination, node=node, render=short_report)
+        pod_of = pod_of_owner if mask is None else mask.pod
+        return JobReportPublisher(server, destination, node=node, render=short_report, pod_of=pod_of)
     log.warning("receipts.kubernetes = %r, but no API server: no job report is published", destination)
     return None
 
@@ -102,6 +103,8 @@ class SampledNode(Struct, frozen=True):
     sampler: Sampler
     node: str
     """The node's name as the scheduler reports it."""
+    mask: UserMask | None
+    """Replaces user names in what the collector reads; None: they are kept."""
     latest: LatestSnapshot
     """What listeners read of the agent, once it is connected."""
 
@@ -142,7 +145,7 @@ def _with_sampler(config: Config, use: Callable[[SampledNode], int]) -> int:
             return _print_failures(failures)
         interval, deadline = timing.interval_seconds, timing.deadline_seconds
         sampler = Sampler(collector, clock, interval=interval, deadline=deadline, first=first)
-        return use(SampledNode(config, collector, sampler, scheduler.node, latest))
+        return use(SampledNode(config, collector, sampler, scheduler.node, mask, latest))
     finally:
         collector.close()
 
@@ -212,7 +215,7 @@ def _serve(sampled: SampledNode, reloader: ConfigReloader) -> int:
         agent.update(live_settings(config, node, reload))
 
     name = node or platform.node()
-    with reload_in_background(reloader, apply), job_report_writer(config, name) as write_report:
+    with reload_in_background(reloader, apply), job_report_writer(config, name, sampled.mask) as write_report:
         return publish(agent, config, sampler.observations, history=open_history(config, name, ended=write_report))
 
 

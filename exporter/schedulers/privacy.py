@@ -46,6 +46,8 @@ class UserMask:
         """
         self._key, self.has_key, self._drop = key or os.urandom(_LONGEST_KEY), key is not None, drop
         self._names: dict[str, None] = {}
+        self._pods: dict[tuple[str, str, str], tuple[str, str]] = {}
+        """True namespace and name by what is shown: the job's id, namespace and pod."""
         self._pattern: re.Pattern[str] | None = None
         self.owner = lru_cache(maxsize=_MOST_NAMES)(self._owner)
         """Return the owner with its user name masked."""
@@ -53,6 +55,21 @@ class UserMask:
     def user(self, name: str) -> str:
         """Return the masked user name; empty stays empty."""
         return "" if self._drop or not name else self._hash(name)
+
+    def pod(self, masked: Owner) -> tuple[str, str]:
+        """Return the true namespace and name of a masked owner's pod; empty if this process never saw it.
+
+        They are for the address of a request: kept in memory alone, and neither served, recorded nor logged.
+        """
+        return self._pods.get((masked.job_id, masked.namespace, masked.pod), ("", ""))
+
+    def add_pod(self, owner: Owner, masked: Owner) -> None:
+        """Remember the pod of a masked owner; beyond _MOST_NAMES the one that held a GPU least recently goes."""
+        shown = masked.job_id, masked.namespace, masked.pod
+        self._pods.pop(shown, None)
+        self._pods[shown] = owner.namespace, owner.pod
+        if len(self._pods) > _MOST_NAMES:
+            del self._pods[next(iter(self._pods))]
 
     def text(self, text: str) -> str:
         """Return the text with all user names seen so far masked."""
@@ -113,7 +130,11 @@ class MaskedScheduler:
             return None
         masked = [replace(one, owner=self._mask.owner(one.owner)) for one in state.allocations]
         pairs = zip(state.allocations, masked, strict=True)
-        self._masked_jobs = {one.owner.job_id: other.owner.job_id for one, other in pairs}
+        self._masked_jobs = {}
+        for one, other in pairs:
+            self._masked_jobs[one.owner.job_id] = other.owner.job_id
+            if one.owner.pod:
+                self._mask.add_pod(one.owner, other.owner)
         return replace(state, allocations=tuple(masked), members=self._masked_members(state.members))
 
     def members(self, pids: Sequence[int]) -> Mapping[int, Member]:

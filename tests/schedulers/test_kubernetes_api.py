@@ -142,10 +142,10 @@ def test_a_server_that_knows_only_older_versions_is_asked_for_its_newest(here: N
     here.api.stop()
     here.api.restores()
     here.api.has(node_object(), job_pod("train-0", "restored"))
-    here.api.token = "a new one"
+    here.token.write_text("a wrong one")
     here.api.start()
     here.until(lambda state: "401" in str(state.faults), "an answer that is not to be continued from")
-    here.token.write_text("a new one")
+    here.token.write_text(here.api.token)
     here.held((0, "ml/job/restored"))
     versions = [each["resourceVersion"] for each in lists(here)]
     assert versions[0] == "0"

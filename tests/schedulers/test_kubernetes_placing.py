@@ -12,10 +12,13 @@ from exporter.core.job_record import JobRecord
 from exporter.core.model import Owner
 from exporter.schedulers.kubernetes.api import ApiServer as Access
 from exporter.schedulers.kubernetes.publisher import _MOST_WAITING, ANNOTATION, Destination, JobReportPublisher
+from exporter.schedulers.privacy import MaskedScheduler, UserMask
 from tests.kubernetes import schemas
 from tests.kubernetes.api import VERSION, ApiServer, Json
 from tests.kubernetes.cluster import PACE, pod_object, uid_of
+from tests.rigs import FakeScheduler
 from tests.waiting import wait_for
+from tests.worlds import held
 
 pytestmark = pytest.mark.slow
 
@@ -43,10 +46,12 @@ def begun(api: ApiServer, tmp_path: Path) -> Iterator[Started]:
     every: list[JobReportPublisher] = []
 
     def start(
-        what: Destination = "event", say: Callable[[JobRecord], str] = lambda one: f"job {one.owner.job_id}"
+        what: Destination = "event",
+        say: Callable[[JobRecord], str] = lambda one: f"job {one.owner.job_id}",
+        **more: Any,
     ) -> JobReportPublisher:
         access = Access(api.url, f"{token}", f"{api.ca}", PACE)
-        every.append(JobReportPublisher(access, what, node="node-1", render=say, between=0.0))
+        every.append(JobReportPublisher(access, what, node="node-1", render=say, between=0.0, **more))
         return every[-1]
 
     yield start
@@ -81,6 +86,36 @@ def test_an_event_names_the_pod_and_is_what_kubernetes_takes(api: ApiServer, beg
     assert (event["reason"], event["type"], event["message"]) == ("GPUEfficiency", "Normal", "job ml/job/train")
     assert event["firstTimestamp"] == event["lastTimestamp"] == "2026-05-28T20:26:40Z"
     assert event["source"] == {"component": "gpu-efficiency", "host": "node-1"}
+
+
+@pytest.mark.parametrize("drop", [False, True])
+def test_the_pod_of_a_masked_owner_is_addressed_by_its_true_name(
+    api: ApiServer, begun: Started, caplog: pytest.LogCaptureFixture, *, drop: bool
+) -> None:
+    """A notebook in the namespace of its user: what is written about it names the user only in its place."""
+    mask = UserMask(b"k" * 32, drop=drop)
+    names = {"namespace": "alice", "pod": "jupyter-alice", "name": "jupyter-alice"}
+    alice = Owner("alice/notebook/jupyter-alice", "kubernetes", "alice", kind="notebook", **names)
+    state = MaskedScheduler(FakeScheduler(held(owner=alice)), mask).poll(0, (), ())
+    assert state is not None
+    masked = state.allocations[0].owner
+    assert "alice" not in repr(masked)
+    api.has(pod_object("jupyter-alice", namespace="alice"))
+    record = structs.replace(STATEMENT, owner=masked)
+    assert done(begun("event", pod_of=mask.pod), record) == (1, 0, 0)
+    assert done(begun("annotation", pod_of=mask.pod), record) == (1, 0, 0)
+    (posted, event), (patched, change) = api.written
+    assert posted == "POST /api/v1/namespaces/alice/events"
+    assert patched == "PATCH /api/v1/namespaces/alice/pods/jupyter-alice"
+    uid = uid_of("alice/jupyter-alice")
+    about = {"apiVersion": "v1", "kind": "Pod", "name": "jupyter-alice", "namespace": "alice", "uid": uid}
+    assert event["involvedObject"] == about
+    assert "alice" not in event["message"] + change["metadata"]["annotations"][ANNOTATION]
+    known_before = structs.replace(STATEMENT, owner=structs.replace(masked, job_id="of-an-earlier-process"))
+    assert done(begun("event", pod_of=mask.pod), known_before) == (0, 1, 0)
+    assert len(api.written) == 2
+    assert "of-an-earlier-process: its pod's true name is unknown" in caplog.text
+    assert "alice" not in caplog.text
 
 
 def test_a_pod_that_is_gone_still_has_its_event(api: ApiServer, begun: Started) -> None:

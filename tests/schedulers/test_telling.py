@@ -111,6 +111,22 @@ def test_dropped_is_not_even_a_hash_but_two_people_s_jobs_stay_two(dropped: User
     assert again.job_id != alice.job_id  # valid for one run of the daemon, so users cannot be tracked
 
 
+def test_where_a_pod_is_stays_known_to_those_who_write_to_it_and_to_nobody_else(dropped: UserMask) -> None:
+    pods = [Owner(f"{user}/pod/p", "kubernetes", user, namespace=user, pod="p") for user in ("alice", "bob")]
+    words = [SchedulerState((held(owner=each),), 0) for each in pods]
+    masked = [dropped.owner(each) for each in pods]
+    assert [dropped.pod(each) for each in masked] == [("", ""), ("", "")], "before they hold a GPU"
+    for word in words:
+        MaskedScheduler(Fixed(word), dropped).poll(0, (), ())
+    assert masked[0].namespace == masked[1].namespace == "user"
+    assert [dropped.pod(each) for each in masked] == [("alice", "p"), ("bob", "p")]
+    for n in range(1023):
+        MaskedScheduler(Fixed(SchedulerState((held(owner=owner(pod=f"{n}")), *words[0].allocations), 0)), dropped).poll(
+            0, (), ()
+        )
+    assert [dropped.pod(each) for each in masked] == [("alice", "p"), ("", "")], "who holds a GPU is not forgotten"
+
+
 # Texts.
 
 

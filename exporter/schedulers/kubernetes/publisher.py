@@ -16,9 +16,11 @@ from urllib.parse import quote
 
 import httpx
 import msgspec
+from msgspec import Struct
 
 from exporter.clock import Backoff
 from exporter.core.job_record import JobRecord
+from exporter.core.model import Owner
 from exporter.redact import redact_secrets
 from exporter.schedulers.kubernetes.api import ApiError, ApiServer, check_response, spread_pause
 from exporter.schedulers.kubernetes.objects import ObjectList, Pod
@@ -44,6 +46,19 @@ class _RetryError(Exception):
     """A failed write that may succeed later."""
 
 
+class _Report(Struct, frozen=True):
+    """The record of an ended job, and the true namespace and name of its pod, which is where the report is written."""
+
+    record: JobRecord
+    namespace: str
+    pod: str
+
+
+def pod_of_owner(owner: Owner) -> tuple[str, str]:
+    """Return the namespace and name of an owner's pod, where names of users are kept."""
+    return owner.namespace, owner.pod
+
+
 class JobReportPublisher:
     """Publishes job reports until `close`; the history calls `publish` with each record of an ended job."""
 
@@ -54,17 +69,22 @@ class JobReportPublisher:
         *,
         node: str,
         render: Callable[[JobRecord], str],
+        pod_of: Callable[[Owner], tuple[str, str]] = pod_of_owner,
         between: float = _SECONDS_BETWEEN,
     ) -> None:
-        """`render` returns one line; it is called on this object's thread."""
+        """`render` returns one line; it is called on this object's thread.
+
+        `pod_of` returns the true namespace and name of an owner's pod, where those of the record may be masked; empty
+        if they are unknown.
+        """
         self._api_server, self._destination = api_server, destination
-        self._node, self._render, self._between = node, render, between
-        self._queue: queue.Queue[JobRecord | None] = queue.Queue(_MOST_WAITING)
+        self._node, self._render, self._between, self._pod_of = node, render, between, pod_of
+        self._queue: queue.Queue[_Report | None] = queue.Queue(_MOST_WAITING)
         self._stopped = threading.Event()
         self._failing = False
         self.published = 0
         self.failed = 0
-        """Reports that could not be written: pod gone, rejected, or no answer."""
+        """Reports that could not be written: pod gone or unknown, rejected, or no answer."""
         self.dropped = 0
         """Reports dropped because the queue was full."""
         self._thread = threading.Thread(target=self._run, name="receipts", daemon=True)
@@ -75,8 +95,13 @@ class JobReportPublisher:
         owner = record.owner
         if record.running or owner.scheduler != "kubernetes" or not (owner.namespace and owner.pod):
             return
+        namespace, pod = self._pod_of(owner)
+        if not pod:
+            self.failed += 1
+            self._log_failure(f"{owner.job_id}: its pod's true name is unknown since the daemon's start")
+            return
         try:
-            self._queue.put_nowait(record)
+            self._queue.put_nowait(_Report(record, namespace, pod))
         except queue.Full:
             self.dropped += 1
             self._log_failure(f"{_MOST_WAITING} job reports wait for the API server: {owner.job_id}'s is dropped")
@@ -94,15 +119,15 @@ class JobReportPublisher:
 
     def _run(self) -> None:
         while not self._stopped.is_set():
-            record = self._queue.get()
-            if record is not None:
-                self._publish_one(record)
+            report = self._queue.get()
+            if report is not None:
+                self._publish_one(report)
             self._queue.task_done()
-            self._stopped.wait(self._between if record is not None else 0)
+            self._stopped.wait(self._between if report is not None else 0)
 
-    def _publish_one(self, record: JobRecord) -> None:
+    def _publish_one(self, report: _Report) -> None:
         try:
-            self._publish_with_retries(record)
+            self._publish_with_retries(report)
         except Exception as err:  # noqa: BLE001  a failed report must not end the thread that writes the next one
             self.failed += 1
             self._log_failure(str(err) or type(err).__name__)
@@ -116,14 +141,14 @@ class JobReportPublisher:
         self._failing = True
         log.log(level, "no job report could be written to Kubernetes (%s): %s", self._destination, redact_secrets(why))
 
-    def _publish_with_retries(self, record: JobRecord) -> None:
-        """Write the record. Raises ApiError or httpx.HTTPError after the last attempt."""
+    def _publish_with_retries(self, report: _Report) -> None:
+        """Write the report. Raises ApiError or httpx.HTTPError after the last attempt."""
         timeouts = self._api_server.timeouts
         backoff = Backoff(2 * timeouts.first, timeouts.most)
         while True:
             try:
                 with self._client() as client:
-                    return self._write(client, record)
+                    return self._write(client, report)
             except (_RetryError, httpx.TransportError, OSError) as err:
                 pause = spread_pause(backoff.fail())
                 if backoff.failures == _TRIES or self._stopped.wait(pause):
@@ -134,34 +159,34 @@ class JobReportPublisher:
         timeout, headers = httpx.Timeout(server.timeouts.response), server.headers()
         return httpx.Client(base_url=server.url, verify=server.tls(), timeout=timeout, headers=headers, trust_env=False)
 
-    def _write(self, client: httpx.Client, record: JobRecord) -> None:
-        uid = _pod_uid(client, record)
-        message = _truncate(self._render(record))
+    def _write(self, client: httpx.Client, report: _Report) -> None:
+        uid = _pod_uid(client, report)
+        message = _truncate(self._render(report.record))
         if self._destination == "event":
             _check_written(
-                client.post(_path(record, "events"), json=event_body(record, message, node=self._node, uid=uid))
+                client.post(_path(report, "events"), json=_event_body(report, message, node=self._node, uid=uid))
             )
         elif uid:
             _check_written(
                 client.patch(
-                    _path(record, "pods", record.owner.pod),
+                    _path(report, "pods", report.pod),
                     content=msgspec.json.encode({"metadata": {"uid": uid, "annotations": {ANNOTATION: message}}}),
                     headers={"Content-Type": "application/merge-patch+json"},
                 )
             )
         else:
-            owner = record.owner
+            owner = report.record.owner
             raise ApiError(f"pod {owner.namespace}/{owner.pod} is gone, and with it the place of an annotation")
 
 
-def event_body(record: JobRecord, message: str, *, node: str, uid: str) -> dict[str, Any]:
+def _event_body(report: _Report, message: str, *, node: str, uid: str) -> dict[str, Any]:
     """Return the Event; its name is derived from the record, so that retries create it only once."""
-    owner, at = record.owner, _timestamp(record.end)
-    about = {"apiVersion": "v1", "kind": "Pod", "name": owner.pod, "namespace": owner.namespace}
+    at = _timestamp(report.record.end)
+    about = {"apiVersion": "v1", "kind": "Pod", "name": report.pod, "namespace": report.namespace}
     return {
         "apiVersion": "v1",
         "kind": "Event",
-        "metadata": {"name": _event_name(record), "namespace": owner.namespace},
+        "metadata": {"name": _event_name(report), "namespace": report.namespace},
         "involvedObject": about | ({"uid": uid} if uid else {}),
         "reason": REASON,
         "message": message,
@@ -175,9 +200,10 @@ def event_body(record: JobRecord, message: str, *, node: str, uid: str) -> dict[
     }
 
 
-def _event_name(record: JobRecord) -> str:
+def _event_name(report: _Report) -> str:
+    record = report.record
     identity = f"{record.node}\n{record.life}\n{record.owner.job_id}\n{record.start}"
-    pod = record.owner.pod[:_NAME_CHARACTERS].rstrip(".-")
+    pod = report.pod[:_NAME_CHARACTERS].rstrip(".-")
     return f"{pod}.{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
 
 
@@ -190,23 +216,23 @@ def _truncate(text: str) -> str:
     return " ".join(text.split()).encode()[:_MOST_TEXT_BYTES].decode(errors="ignore")
 
 
-def _path(record: JobRecord, *parts: str) -> str:
-    return "/api/v1/namespaces/" + "/".join(quote(part, safe="") for part in (record.owner.namespace, *parts))
+def _path(report: _Report, *parts: str) -> str:
+    return "/api/v1/namespaces/" + "/".join(quote(part, safe="") for part in (report.namespace, *parts))
 
 
-def _pod_uid(client: httpx.Client, record: JobRecord) -> str:
+def _pod_uid(client: httpx.Client, report: _Report) -> str:
     """Return the uid of the job's pod; "" if it is gone. Lists, because the daemon has no right to get a pod.
 
     A StatefulSet reuses the name for its next pod: a pod created after the job's end is not the job's.
     """
-    response = client.get(_path(record, "pods"), params={"fieldSelector": f"metadata.name={record.owner.pod}"})
+    response = client.get(_path(report, "pods"), params={"fieldSelector": f"metadata.name={report.pod}"})
     if response.status_code == HTTPStatus.NOT_FOUND:
         return ""
     _check_written(response)
     for raw in msgspec.json.decode(response.content, type=ObjectList).items or ():
         metadata = msgspec.json.decode(raw, type=Pod).metadata
         made = metadata.creation_timestamp
-        if metadata.name == record.owner.pod and (made is None or made.timestamp() <= record.end):
+        if metadata.name == report.pod and (made is None or made.timestamp() <= report.record.end):
             return metadata.uid
     return ""
 
