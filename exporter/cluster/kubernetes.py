@@ -43,8 +43,6 @@ from exporter.cluster.pods import (
     ClusterPod,
     NodeLabels,
     gpu_type,
-    gpus_in,
-    gpus_of_pod,
     job_id_of,
     requirements,
 )
@@ -52,6 +50,7 @@ from exporter.cluster.watcher import ClusterUnavailableError, Question
 from exporter.config import ConfigError
 from exporter.schedulers.kubernetes.api import ApiServer, ApiTimeouts, Informer, LoopThread, api_url
 from exporter.schedulers.kubernetes.objects import Condition, KubernetesNode, node_condition
+from exporter.schedulers.kubernetes.requests import gpus_in, gpus_of_pod
 
 _CAUSES = {
     "PreemptionByScheduler": "preempted",

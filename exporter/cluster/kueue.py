@@ -15,8 +15,9 @@ from msgspec import Struct, structs
 
 from exporter.cluster.interruptions import UNKNOWN
 from exporter.cluster.model import BLOCKED, ClusterJob, Demand, Jobs, NodeRequirements, PendingJob, parse_each
-from exporter.cluster.pods import ClusterPod, NodeLabels, gpu_type, gpus_of_pod, job_id_of, requirements
+from exporter.cluster.pods import ClusterPod, NodeLabels, gpu_type, job_id_of, requirements
 from exporter.schedulers.kubernetes.objects import Condition, ContainerRequest, ObjectMeta, PodSpec
+from exporter.schedulers.kubernetes.requests import gpus_of_pod
 
 _VERSIONS = ("v1beta2", "v1beta1")
 WORKLOADS = tuple(f"/apis/kueue.x-k8s.io/{version}/workloads" for version in _VERSIONS)

@@ -16,7 +16,7 @@ from exporter.cluster.kubernetes import (
 )
 from exporter.cluster.metrics import page
 from exporter.cluster.model import Jobs, Nodes, Reservations
-from exporter.cluster.pods import ClusterPod, gpus_of_pod
+from exporter.cluster.pods import ClusterPod
 from exporter.cluster.watcher import (
     ClusterUnavailableError,
     ClusterView,
@@ -28,6 +28,7 @@ from exporter.cluster.watcher import (
 from exporter.config import Config, ConfigError
 from exporter.registry import KubernetesSettings
 from exporter.schedulers.kubernetes.objects import KubernetesNode
+from exporter.schedulers.kubernetes.requests import gpus_of_pod
 from tests.cluster.served import (
     GPU,
     LATER,

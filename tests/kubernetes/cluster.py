@@ -61,6 +61,20 @@ def pod_object(name: str, *, namespace: str = "ml", phase: str = "Running", **mo
     }
 
 
+def requesting(name: str, *, init: int, main: int, sidecar: int = 0, **more: Any) -> Json:
+    """Return a pod of this node with an ordinary init container and a sidecar that request GPUs, too."""
+    thing = pod_object(name, **more)
+
+    def requests(gpus: int) -> Json:
+        return {"resources": {"limits": {"nvidia.com/gpu": f"{gpus}", "memory": "1Gi"}}}
+
+    thing["spec"]["containers"][0] |= requests(main)
+    first = {"name": "first", "image": "i"} | requests(init)
+    beside = {"name": "beside", "image": "i", "restartPolicy": "Always"} | requests(sidecar)
+    thing["spec"]["initContainers"] = [first, beside]
+    return thing
+
+
 def kept_by(kind: str, name: str, version: str = "batch/v1") -> list[Json]:
     """Return `ownerReferences` with a controller."""
     return [{"apiVersion": version, "kind": kind, "name": name, "uid": uid_of(name), "controller": True}]

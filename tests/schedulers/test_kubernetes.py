@@ -24,6 +24,7 @@ from tests.kubernetes.cluster import (
     node_object,
     offered,
     pod_object,
+    requesting,
     slice_object,
     uid_of,
     wait_for,
@@ -522,6 +523,40 @@ def test_a_group_that_says_its_size_has_gpus_elsewhere_too(here: Node) -> None:
     here.kubelet.gives("pt-0", gpu_uuid(2))
     state = here.held((0, "ml/leaderworkerset/llama"), (1, "ml/leaderworkerset/llama"), (2, "ml/pytorchjob/pt"))
     assert {each.owner.name: each.gpus for each in state.allocations} == {"llama": 8, "pt": 16}
+
+
+def test_gpus_that_are_reserved_for_an_init_container_are_not_unallocated(
+    here: Node, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Five for the init container, of which the main one takes over two: three are on no list until the pod ends."""
+    here.api.has(requesting("train-0", init=5, main=1, sidecar=1), requesting("first", init=0, main=1))
+    sidecar = container(devices("nvidia.com/gpu", gpu_uuid(1)), name="beside")
+    here.kubelet.gives("first", gpu_uuid(7))
+    here.kubelet.pods["ml", "train-0"] = pod("train-0", container(devices("nvidia.com/gpu", gpu_uuid(0))), sidecar)
+    known = ((0, "ml/pod/train-0"), (1, "ml/pod/train-0"), (7, "ml/pod/first"))
+    with caplog.at_level("INFO"):
+        state = here.held(*known, *((n, UNKNOWN_JOB) for n in range(2, 7)))
+        later = here.until(lambda other: other.at > state.at, "another list")
+    assert (later.faults, {each.start for each in later.allocations}) == (
+        (),
+        {each.start for each in state.allocations},
+    )
+    assert sum("pod ml/train-0 holds 3 nvidia.com/gpu for init containers" in line for line in caplog.messages) == 1
+    here.api.has(requesting("train-0", init=5, main=1, sidecar=1, phase="Succeeded"))
+    here.held((7, "ml/pod/first"))
+
+
+def test_a_pod_whose_only_gpus_are_an_init_container_s_holds_them(here: Node) -> None:
+    here.api.has(requesting("load", init=2, main=0))
+    here.held()
+    here.kubelet.holds(pod("load", container()))
+    here.held(*((n, UNKNOWN_JOB) for n in range(8)))
+
+
+def test_gpus_that_a_dra_driver_gave_for_a_resource_s_name_are_listed_as_claims(here: Node) -> None:
+    here.api.has(slice_object(offered("gpu-0", uuid=gpu_uuid(6))), requesting("pod-gpu-0", init=0, main=1))
+    here.kubelet.holds(dra("gpu-0"))
+    here.held((6, "ml/pod/pod-gpu-0"))
 
 
 @pytest.mark.parametrize("phase", ["Succeeded", "Failed"])

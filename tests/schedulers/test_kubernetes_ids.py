@@ -214,3 +214,11 @@ def test_of_a_pool_the_devices_of_its_newest_generation_are_there_whatever_the_o
         for generation, name in ((1, "gone"), (2, "gpu-0"))
     )
     assert list(dra_devices([old, new])) == list(dra_devices([new, old])) == [("n1", "gpu-0")]
+
+
+def test_a_resource_s_name_says_whether_its_devices_are_instances() -> None:
+    whole = DeviceResolver((Device(A, "0"),))
+    mixed = DeviceResolver(DEVICES)
+    assert set(mixed.offered_as("nvidia.com/mig-1g.10gb")) == {M1, M2}
+    assert set(mixed.offered_as("nvidia.com/gpu")) == {A, B, M1, M2}, "instances too, if all GPUs are in MIG mode"
+    assert set(whole.offered_as("nvidia.com/gpu")) == set(whole.offered_as("nvidia.com/mig-1g.10gb")) == {A}

@@ -94,8 +94,8 @@ def test_the_pod_of_a_masked_owner_is_addressed_by_its_true_name(
 ) -> None:
     """A notebook in the namespace of its user: what is written about it names the user only in its place."""
     mask = UserMask(b"k" * 32, drop=drop)
-    names = {"namespace": "alice", "pod": "jupyter-alice", "name": "jupyter-alice"}
-    alice = Owner("alice/notebook/jupyter-alice", "kubernetes", "alice", kind="notebook", **names)
+    pod = "jupyter-alice"
+    alice = Owner(f"alice/notebook/{pod}", "kubernetes", "alice", kind="notebook", namespace="alice", pod=pod, name=pod)
     state = MaskedScheduler(FakeScheduler(held(owner=alice)), mask).poll(0, (), ())
     assert state is not None
     masked = state.allocations[0].owner

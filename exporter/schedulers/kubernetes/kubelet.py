@@ -54,7 +54,7 @@ class ClaimResource(Struct, frozen=True):
 
 
 class PodResources(Struct, frozen=True):
-    """PodResources: all devices of a pod's containers, including init and sidecar containers."""
+    """PodResources: the devices of a pod's containers and sidecars; kubelets leave out ordinary init containers."""
 
     namespace: str
     name: str
@@ -69,7 +69,7 @@ class PodResources(Struct, frozen=True):
     @property
     def containers(self) -> frozenset[str]:
         """Names of the containers that have a device."""
-        return frozenset(each.container for each in (*self.devices, *self.claims))
+        return frozenset([*(each.container for each in self.devices), *(each.container for each in self.claims)])
 
 
 def read_list(message: bytes) -> tuple[PodResources, ...]:
@@ -308,8 +308,15 @@ class DeviceResolver:
         """Return what an id that no GPU has may stand for: nothing here, if it is the UUID of a GPU elsewhere."""
         if _GPU.fullmatch(name):
             return ()
+        return self._devices_of(mig=name.startswith("MIG-"))
+
+    def offered_as(self, resource: str) -> Iterable[str]:
+        """Return the UUIDs of the devices of which a device plugin may offer any under this resource name."""
+        return self._devices_of(mig="/mig-" in resource)
+
+    def _devices_of(self, *, mig: bool) -> Iterable[str]:
         instances = [uuid for uuid, device in self._devices.items() if device.parent]
-        return instances if instances and name.startswith("MIG-") else self._devices
+        return instances if instances and mig else self._devices
 
     def _whole(self, uuid: str) -> tuple[str, ...]:
         """A board in MIG mode stands for all its instances: nothing else of it can be held."""

@@ -45,14 +45,6 @@ class EnvVar(Struct, frozen=True):
     value: str | None = None
 
 
-class ContainerProgram(Struct, frozen=True):
-    """Container, as the node's daemon decodes it: its program."""
-
-    command: tuple[str, ...] | None = None
-    args: tuple[str, ...] | None = None
-    env: tuple[EnvVar, ...] | None = None
-
-
 class ResourceRequirements(Struct, frozen=True):
     """ResourceRequirements; quantities are strings or integers."""
 
@@ -61,11 +53,19 @@ class ResourceRequirements(Struct, frozen=True):
 
 
 class ContainerRequest(Struct, frozen=True, rename="camel"):
-    """Container, as the cluster's instance decodes it: its resource requests."""
+    """Container, as the cluster's instance decodes it: its resource requests alone."""
 
     resources: ResourceRequirements = ResourceRequirements()
     restart_policy: str = ""
     """`Always` marks an init container that runs beside the others (a sidecar)."""
+
+
+class ContainerProgram(ContainerRequest, frozen=True):
+    """Container, as the node's daemon decodes it: its program, too."""
+
+    command: tuple[str, ...] | None = None
+    args: tuple[str, ...] | None = None
+    env: tuple[EnvVar, ...] | None = None
 
 
 class Toleration(Struct, frozen=True):
@@ -116,7 +116,7 @@ class PodSchedulingGate(Struct, frozen=True):
     name: str = ""
 
 
-C = TypeVar("C")
+C = TypeVar("C", bound=ContainerRequest)
 
 
 class PodSpec(Struct, Generic[C], frozen=True, rename="camel"):

@@ -13,7 +13,6 @@ import platform
 import re
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TypeVar
 
@@ -21,157 +20,26 @@ from msgspec import Struct, structs
 
 from exporter.clock import Clock, SystemClock
 from exporter.config import Config
-from exporter.core.model import MS, SECOND, UNKNOWN_JOB, Allocation, Device, Fault, Owner, Reading
+from exporter.core.model import MS, UNKNOWN_JOB, Allocation, Device, Fault, Owner, Reading
 from exporter.schedulers.base import Member, SchedulerError, SchedulerState
 from exporter.schedulers.kubernetes.api import ApiServer, ApiTimeouts, Informer, LoopThread, find_api_server
 from exporter.schedulers.kubernetes.kubelet import (
-    ClaimResource,
-    ContainerDevices,
     DeviceResolver,
     DraDevices,
     Kubelet,
     KubeletError,
     PodResources,
     dra_devices,
-    is_gpu,
 )
 from exporter.schedulers.kubernetes.objects import (
     KubernetesNode,
     Pod,
     ResourceSlice,
-    gpu_groups,
-    is_independent,
     node_condition,
-    owner_of,
-    reserves_gpu,
-    restarts_of,
-    size_of,
 )
+from exporter.schedulers.kubernetes.pod_table import GpuPod, PodName, PodTable
 from exporter.schedulers.procfs import JobMembers, ProcessInfo
 from exporter.schedulers.rules import Rules
-
-PodName = tuple[str, str]
-"""A pod's namespace and name."""
-
-
-class GpuPod(Struct, frozen=True):
-    """A pod that holds GPUs."""
-
-    owner: Owner
-    device_ids: tuple[str, ...]
-    """Ids from device plugins."""
-    claims: tuple[ClaimResource, ...] = ()
-    started: int | None = None
-    """When the kubelet admitted the pod and allocated its devices; Unix nanoseconds."""
-    restarts: int = 0
-    pods: int = 0
-    """Least number of pods that work together; 0: unknown."""
-    world_size: int = 0
-    """Least number of GPUs of all these pods; 0: unknown."""
-    group: str = ""
-    """The pod's uid if it works independently of the job's other pods."""
-
-
-class PodTable:
-    """The kubelet's newest list, and what is known of the pods on it."""
-
-    def __init__(self, rules: Rules, resources: tuple[str, ...]) -> None:
-        """`resources` are patterns of the resource names of GPUs."""
-        self._rules, self._resources = rules, resources
-        self._listed: tuple[PodResources, ...] = ()
-        self._known: dict[PodName, Pod] = {}
-        self._owners: dict[PodName, tuple[Pod | None, Owner]] = {}
-        self._ended: set[str] = set()
-        """Uids of pods that ended and left the list: another pod may have their name now."""
-
-    def update_rules(self, rules: Rules) -> None:
-        """Replace the rules, also for known pods."""
-        self._rules = rules
-        self._owners = {name: (pod, owner_of(*name, pod, rules)) for name, (pod, _) in self._owners.items()}
-
-    def with_gpus(self, held: Iterable[PodResources]) -> tuple[PodResources, ...]:
-        """Return the pods of a list that hold GPUs, with their other devices removed."""
-        ours = (
-            PodResources(h.namespace, h.name, self._gpu_devices(h.devices), tuple(filter(is_gpu, h.claims)))
-            for h in held
-        )
-        return tuple(each for each in ours if each.devices or each.claims)
-
-    def count_devices(self, offered: Iterable[ContainerDevices]) -> dict[str, int]:
-        """Return the number of devices by GPU resource."""
-        counts = Counter[str]()
-        for devices in self._gpu_devices(offered):
-            counts[devices.resource] += len(devices.ids)
-        return counts
-
-    def unknown_pods(self, holding: Iterable[PodResources], api_pods: Mapping[PodName, Pod]) -> set[PodName]:
-        """Return the pods on a list that are new and not yet reported by the API server."""
-        return {each.key for each in holding} - self._known.keys() - self._owners.keys() - api_pods.keys()
-
-    def missing(self, listed: Iterable[PodResources], api_pods: Mapping[PodName, Pod] | None) -> list[PodName]:
-        """Return known pods missing from the list, except those that the API server (if live) reports as ended."""
-        gone = {each.key for each in self._listed} - {each.key for each in listed}
-        pods = self._known if api_pods is None else api_pods
-        return sorted(name for name in gone if not (pods[name].terminal if name in pods else api_pods is not None))
-
-    def replace_list(self, holding: tuple[PodResources, ...], *, listed: Iterable[PodResources], silent: bool) -> None:
-        """Replace the list; `silent`: the API server does not report what became of pods that left it."""
-        names = {each.key for each in listed}
-        if silent:
-            self._ended |= {p.metadata.uid for name, p in self._known.items() if p.terminal and name not in names}
-        self._listed = holding
-        self._known = {name: pod for name, pod in self._known.items() if name in names}
-        self._owners = {name: known for name, known in self._owners.items() if name in names}
-
-    def gpu_pods(self, api_pods: Mapping[PodName, Pod]) -> tuple[GpuPod, ...]:
-        """Return the pods that hold GPUs now."""
-        self._ended &= {pod.metadata.uid for pod in api_pods.values()}
-        self._known |= {name: pod for name, pod in api_pods.items() if pod.metadata.uid not in self._ended}
-        return tuple(
-            self._gpu_pod(name, pod, each)
-            for each in self._listed
-            for name, pod in self._users_of(each)
-            if pod is None or not pod.terminal
-        )
-
-    def jobs(self) -> dict[str, str]:
-        """Return job ids by uid of the pods that hold GPUs."""
-        known = ((self._known.get(name), owner) for name, (_, owner) in self._owners.items())
-        return {pod.metadata.uid: owner.job_id for pod, owner in known if pod is not None}
-
-    def _gpu_devices(self, devices: Iterable[ContainerDevices]) -> tuple[ContainerDevices, ...]:
-        return tuple(d for d in devices if any(fnmatchcase(d.resource, name) for name in self._resources))
-
-    def _users_of(self, held: PodResources) -> list[tuple[PodName, Pod | None]]:
-        """Return the pod itself; the pods that share its GPU, if there are any and it only reserves it for them."""
-        pod = self._known.get(held.key)
-        if pod is None or not reserves_gpu(pod):
-            return [(held.key, pod)]
-        groups = gpu_groups(pod)
-        others = ((name, other) for name, other in self._known.items() if not (other.terminal or reserves_gpu(other)))
-        return [(name, other) for name, other in others if gpu_groups(other) & groups] or [(held.key, pod)]
-
-    def _gpu_pod(self, name: PodName, pod: Pod | None, held: PodResources) -> GpuPod:
-        pods, world_size = size_of(pod)
-        begun = pod.status.start_time if pod is not None else None
-        return GpuPod(
-            owner=self._owner(name, pod),
-            device_ids=tuple(device for devices in held.devices for device in devices.ids),
-            claims=held.claims,
-            started=round(begun.timestamp()) * SECOND if begun is not None else None,
-            restarts=restarts_of(pod, held.containers if name == held.key else None),
-            pods=pods,
-            world_size=world_size,
-            group=pod.metadata.uid if pod is not None and is_independent(pod) else "",
-        )
-
-    def _owner(self, name: PodName, pod: Pod | None) -> Owner:
-        """Apply the rules once per version of the pod."""
-        before = self._owners.get(name)
-        if before is None or before[0] is not pod:
-            before = self._owners[name] = (pod, owner_of(*name, pod, self._rules))
-        return before[1]
-
 
 T = TypeVar("T", Pod, KubernetesNode, ResourceSlice)
 log = logging.getLogger(__name__)
@@ -209,6 +77,8 @@ class KubernetesState(Struct, frozen=True):
     condition: str = ""
     faults: tuple[Fault, ...] = ()
     unanswered_since: int | None = None
+    unlisted: frozenset[str] = frozenset()
+    """Resource names of GPUs that pods hold and the kubelet does not list."""
 
 
 class KubernetesWatcher:
@@ -228,6 +98,7 @@ class KubernetesWatcher:
         self._kubelet, self._api_server, self.node = kubelet, api_server, node
         self._pod_table, self._clock, self._intervals = pod_table, clock, intervals
         self._at: int | None = None
+        self._logged_unlisted: set[PodName] = set()
         self._seen_connections, self._grace_until = 0, 0.0
         self._wake, self._updated, self._publish_due = asyncio.Event(), asyncio.Event(), False
         self.state: KubernetesState | None = None
@@ -279,6 +150,7 @@ class KubernetesWatcher:
     async def _refresh(self) -> bool:
         """Query the kubelet once; return False if it did not answer."""
         queried_at = self._clock.now()
+        admitted = [name for name, pod in self._api_pods().items() if pod.status.start_time is not None]
         try:
             listed = await self._kubelet.list_pods()
         except KubeletError as err:
@@ -293,7 +165,8 @@ class KubernetesWatcher:
             return False
         if self._at is None:
             await self._log_offered()
-        self._pod_table.replace_list(holding, listed=listed, silent=self._pods is None or not self._pods.live)
+        silent = self._pods is None or not self._pods.live
+        self._pod_table.replace_list(holding, listed=listed, admitted=admitted, silent=silent)
         self._at, self.error = queried_at, ""
         self._publish()
         return True
@@ -385,6 +258,8 @@ class KubernetesWatcher:
             return
         silent = [informer.unanswered_since for informer in self._informers() if informer.unanswered_since is not None]
         gpu_pods = self._pod_table.gpu_pods(self._api_pods())
+        unlisted = self._pod_table.unlisted()
+        self._log_unlisted(unlisted)
         self.state = KubernetesState(
             at=self._at,
             gpu_pods=gpu_pods,
@@ -395,7 +270,15 @@ class KubernetesWatcher:
             ),
             faults=tuple(self._faults()),
             unanswered_since=min(silent, default=None),
+            unlisted=frozenset(resource for gpus in unlisted.values() for resource in gpus),
         )
+
+    def _log_unlisted(self, unlisted: Mapping[PodName, Counter[str]]) -> None:
+        """Log once of each pod why GPUs that nobody is known to hold have an unknown owner."""
+        for namespace, name in unlisted.keys() - self._logged_unlisted:
+            count = ", ".join(f"{n} {resource}" for resource, n in sorted(unlisted[namespace, name].items()))
+            log.info("pod %s/%s holds %s for init containers, which the kubelet does not list", namespace, name, count)
+        self._logged_unlisted = set(unlisted)
 
     def _faults(self) -> Iterator[Fault]:
         """Yield the current faults."""
@@ -431,7 +314,7 @@ _DELEGATED = re.compile(r"/user\.slice/|\.service/")
 _POD = re.compile(r"[/-]pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12})(?=[./]|$)", re.MULTILINE)
 """A pod's uid in a cgroup path; the kubelet's cgroup drivers write it with "-" (cgroupfs) or "_" (systemd)."""
 _BUSY_RATIO = 0.01
-_UNKNOWN = Owner(UNKNOWN_JOB, "kubernetes", name="a pod whose device ids do not show which GPUs it has")
+_UNKNOWN = Owner(UNKNOWN_JOB, "kubernetes", name="a pod of which it is not known which GPUs it has")
 AllocationKey = tuple[str, str]
 """UUID and job id."""
 
@@ -523,7 +406,9 @@ class KubernetesScheduler:
             for what in resolved.unknown
         )
         self._state, self._unresolved = state, "; ".join(unresolved)
-        self._candidates = frozenset[str]().union(*(resolved.candidates for _, resolved in found))
+        self._candidates = frozenset[str]().union(
+            *(resolved.candidates for _, resolved in found), *map(self._resolver.offered_as, state.unlisted)
+        )
         return True
 
     def _refused(self) -> Iterator[Fault]:
