@@ -62,6 +62,7 @@ class RankProgress(Struct):
     """Latest step times of one rank."""
 
     end: int = NEVER
+    """End of the last report about an interval: a loss or a phase alone reports no time."""
     uuids: tuple[str, ...] = ()
     worked_until: int | None = None
     """End of the last report with steps or FLOPs; before the first, where the reports of this process began."""
@@ -248,7 +249,9 @@ class TrainingProgress(TrainingTotals, eq=False, kw_only=True):
         if rank is None or not _may_be_one_process(report.uuids, rank.uuids):
             rank = self.ranks[report.rank] = RankProgress(worked_until=report.start)
         rank.worked_until = report.end if report.steps or report.model_flops else rank.worked_until
-        rank.end, rank.uuids = max(rank.end, report.end), report.uuids
+        rank.uuids = report.uuids
+        if report.end > report.start:
+            rank.end = max(rank.end, report.end)
         if not report.steps:
             return
         phases = dict(report.phases)
@@ -301,7 +304,12 @@ class TrainingProgress(TrainingTotals, eq=False, kw_only=True):
             self.recovering = None
 
     def _add_phases(self, report: TrainingReport, *, repeated: float) -> None:
-        """Add the interval's time to its phases; repeated steps are rework."""
+        """Add the interval's time to its phases; repeated steps are rework.
+
+        What is reported about a moment, such as a loss, covers no time: the steps around it may be reported later.
+        """
+        if report.end == report.start:
+            return
         if self.last_end is not None and report.start > self.last_end:
             self.phases["unreported"] += report.start - self.last_end
         self.last_end = report.end

@@ -113,7 +113,7 @@ def test_nvml_is_never_given_up_for_a_strangers_listener(
         assert set(reads(rig, ladder, range(0, 3 * RECHECK_INTERVAL // SECOND, STEP))) == {("nvml", 3)}
     assert ladder.reason.count("belongs to user") == 2
     assert page.accepted == 0
-    engine.setblocking(False)
+    engine.settimeout(0)
     with pytest.raises(BlockingIOError):
         engine.accept()
 

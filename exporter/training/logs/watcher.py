@@ -209,6 +209,8 @@ class _JobLogs(Struct):
     last_seen: int
     reported_until: int | None = None
     """End of its last message."""
+    covered_until: int | None = None
+    """End of its last message about an interval; a loss or a phase alone covers no time."""
 
 
 class LogWatcher:
@@ -353,9 +355,10 @@ class LogWatcher:
             return []
         if job.reported_until is not None and end <= job.reported_until:
             end = now  # the file system's clock has gone back
-        dated = date_messages(messages, end=end, until=job.reported_until)
+        dated = date_messages(messages, end=end, until=job.covered_until)
         valid = [logged for logged in dated if self._is_valid(logged.message)]
         job.reported_until = end
+        job.covered_until = max((one.at for one in valid if one.message.seconds), default=job.covered_until)
         self.counts["log_messages"] += len(valid)
         return valid
 
