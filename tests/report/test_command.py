@@ -1,10 +1,15 @@
 """Errors of the command: one line, what to do, and the same exit status as other commands."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from tests.report.commands import run
+from tests.report.stated import owner, stated
+from tests.report.test_sums_stores import store
 
 NOBODY = "--prometheus http://127.0.0.1:9"
 
@@ -42,3 +47,22 @@ def test_a_time_may_have_a_zone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     (tmp_path / "headers").write_text("X-Scope-OrgID: a\n")
     for at in ("2026-01-31", "2026-01-31T12:00+02:00", "1767225600"):
         assert run(f"7 --at {at} --header @{tmp_path}/headers {NOBODY}")[0] == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", ["7", "7 --markdown", "--all", "--all --markdown"])
+def test_an_output_that_is_not_utf_8_lacks_characters_and_nothing_else(tmp_path: Path, words: str) -> None:
+    """As on a terminal or in a file of an old locale: names and bars have characters that its encoding lacks."""
+    jobs = [stated(owner=owner(job_id=job, name="Vorf\u00fchrung", account="\u65e5\u672c")) for job in ("7", "8")]
+    line = [*words.split(), "--store", f"{store(tmp_path / 'history.db', *jobs)}", "--at", "2026-01-02"]
+    outputs = [
+        subprocess.run(
+            [sys.executable, "-m", "exporter", "report", *line],
+            env=os.environ | {"PYTHONIOENCODING": encoding}, capture_output=True, check=True,
+        )
+        for encoding in ("utf-8", "ascii")
+    ]  # fmt: skip
+    whole, reduced = (each.stdout for each in outputs)
+    assert not whole.isascii()
+    assert reduced == whole.decode("utf-8").encode("ascii", errors="replace")
+    assert [each.stderr for each in outputs] == [b"", b""]
