@@ -104,10 +104,14 @@ def _remove_stale(path: Path, kind: socket.SocketKind, key: str) -> None:
     path.unlink()
 
 
+OTHER_DESCRIPTORS = 1024
+"""Open files that are no connections of jobs."""
+
+
 def connection_limit(most: int) -> int:
     """Raise the limit of open files for `most` connections; returns how many connections that limit allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = 2 * most + 1024
+    wanted = 2 * most + OTHER_DESCRIPTORS
     allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     if soft != resource.RLIM_INFINITY and soft < allowed:
         resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))

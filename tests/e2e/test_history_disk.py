@@ -4,7 +4,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,7 @@ from tests.history.served import Node, Served, Told
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.e2e
+FAILING_SECONDS = 20.0
 SLACK_SECONDS = 3.0
 """Of an answer on a machine that is busy with other tests; a disk that hangs takes for ever."""
 
@@ -29,8 +30,13 @@ def _disk(tmp_path: Path) -> Disk:
 
 @pytest.fixture(name="node")
 def _node(tmp_path: Path, disk: Disk) -> Node:
+    return _node_on(disk, tmp_path)
+
+
+def _node_on(disk: Disk, folder: Path) -> Node:
+    """Return a node that writes a checkpoint a second."""
     env = {"GPU_EFFICIENCY_HISTORY_CHECKPOINT_SECONDS": "1"} | disk.env
-    return Node(tmp_path, store=disk.folder / "history.db", env=env)
+    return Node(folder, store=disk.folder / "history.db", env=env)
 
 
 @pytest.fixture(name="served")
@@ -111,6 +117,47 @@ def test_killed_over_a_disk_that_hangs_it_takes_back_nothing_that_was_told(
         page = again.first()  # judged by what the one before has told
         assert page.total("unobserved_seconds_total", reason="exporter_down") > 0
         assert again.program.end() == 0
+
+
+@pytest.mark.slow
+def test_killed_over_a_disk_that_took_nothing_for_20_seconds_nothing_goes_back(tmp_path: Path) -> None:
+    """Of three daemons the disk is full, or broken: a restart finds a checkpoint from before, or one half written.
+
+    Whatever it goes on from, no counter may be less than a scrape has seen meanwhile (`Told`).
+    """
+    rules = ("write * 1 0 ENOSPC", "write * 1 0 EIO", "sync * 1 0 EIO")
+    with ExitStack() as stack:
+        running = [stack.enter_context(_failing(tmp_path / f"{number}", rule)) for number, rule in enumerate(rules)]
+        end = time.monotonic() + FAILING_SECONDS
+        while time.monotonic() < end:
+            for _, _, served in running:
+                assert served.scraped() is not None
+            time.sleep(0.2)
+        for node, disk, served in running:
+            assert fails(served.first())
+            served.kill()
+            disk.fails()
+            pages = node.told.pages
+            with node.running() as again:
+                until(again, works, "it is kept again")
+                assert again.first().total("unobserved_seconds_total", reason="exporter_down") > 0
+                assert node.told.pages > pages
+                assert again.program.end() == 0
+
+
+@contextmanager
+def _failing(folder: Path, rule: str) -> Iterator[tuple[Node, Disk, Served]]:
+    """A daemon with a checkpoint, and jobs, on a disk that has just begun to fail."""
+    folder.mkdir()
+    disk = Disk(folder)
+    node = _node_on(disk, folder)
+    for gpu in range(4):
+        node.jobs.begin(gpu)
+    with node.running() as served:
+        until(served, works, "it is kept")
+        until(served, lambda page: page.rows("job_paid_seconds_total"), "the jobs are told of")
+        disk.fails(rule)
+        yield node, disk, served
 
 
 def test_a_stop_does_not_wait_for_a_disk_that_hangs(served: Served, disk: Disk) -> None:

@@ -15,13 +15,14 @@ from msgspec.structs import replace
 
 from exporter.config import HangSettings
 from exporter.core.ledger import Ledger
-from exporter.core.model import SECOND, Fault, HangFinding, State
+from exporter.core.model import SECOND, Fault, HangFinding, Owner, State
 from exporter.core.pipeline import advance
 from exporter.core.snapshot import DaemonMetadata, Snapshot, take_snapshot
 from exporter.nccl.comparison import Comparison, Culprit
 from exporter.nccl.flight_recorder import RankTrace
 from exporter.nccl.investigator import (
     GAPS,
+    MOST_JOBS,
     HangInvestigator,
     LatestSnapshot,
     SuspectedJob,
@@ -628,6 +629,13 @@ def test_only_spinning_gpus_of_long_enough_make_a_suspect() -> None:
     (found,) = suspected_jobs(rig.snapshot(), after=20 * SECOND).values()
     assert found.spinning == found.suspects == {"GPU-0", "GPU-1"}
     assert (found.indexes, found.node) == ({"GPU-0": "5", "GPU-1": "6"}, "n7")
+
+
+def test_of_many_suspects_only_so_many_are_asked() -> None:
+    seen = Rig().spin(20).snapshot()
+    owners = tuple(Owner(job_id=f"{number}") for number in range(100, 100 + 2 * MOST_JOBS))
+    crowded = replace(seen, gpus=tuple(replace(gpu, owners=owners) for gpu in seen.gpus))
+    assert list(suspected_jobs(crowded, after=20 * SECOND)) == [owner.job_id for owner in owners[:MOST_JOBS]]
 
 
 def test_hosts_tell_processes_of_two_nodes_with_the_same_pid_apart() -> None:
