@@ -23,6 +23,7 @@ from exporter.schedulers.slurm.client import (
 )
 from exporter.schedulers.slurm.controller import ControllerQueries, Updates
 from exporter.schedulers.slurm.local_node import GpuMap, JobTasks, parse_slots
+from exporter.schedulers.slurm.notation import Gres
 from exporter.schedulers.slurm.parsing import SlurmJob
 from exporter.schedulers.slurm.restd import RestClient
 from exporter.schedulers.slurm.slurmd import list_gpus
@@ -310,13 +311,13 @@ def test_the_node_is_asked_for_with_sinfo(script: Script, commands: CommandClien
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers with recorded responses of 22.05's slurmrestd."""
+    """Answers with recorded responses of slurmrestd."""
 
     pages: ClassVar[dict[str, tuple[int, str]]] = {
-        "/slurm/v0.0.38/job/27": (200, "restd.job.json"),
-        "/slurm/v0.0.38/job/424242": (500, "restd.unknown.json"),
-        "/slurm/v0.0.38/node/node1": (200, "restd.node.json"),
-        "/slurm/v0.0.38/node/n9": (500, "restd.no_node.json"),
+        "/slurm/v0.0.38/job/27": (200, "slurm-22.05/restd.job.json"),
+        "/slurm/v0.0.38/job/424242": (500, "slurm-22.05/restd.unknown.json"),
+        "/slurm/v0.0.38/node/node1": (200, "slurm-22.05/restd.node.json"),
+        "/slurm/v0.0.38/node/n9": (500, "slurm-22.05/restd.no_node.json"),
         "/slurm/v0.0.38/node/n8": (200, '{"errors": [], "nodes": []}'),
         "/slurm/v0.0.38/node/n7": (
             500,
@@ -330,7 +331,7 @@ class Handler(BaseHTTPRequestHandler):
         self.asked.append(self.path)
         self.tokens.append(self.headers.get("X-SLURM-USER-TOKEN"))
         status, page = self.pages.get(self.path, (404, ""))
-        body = recorded(f"slurm-22.05/{page}").encode() if page.endswith(".json") else page.encode()
+        body = recorded(page).encode() if page.endswith(".json") else page.encode()
         body = body or b"Unable find requested URL."
         self.send_response(status)
         self.send_header("Content-Length", str(len(body)))
@@ -389,14 +390,26 @@ def test_slurmrestd_is_asked_in_its_own_version_found_once(restd: str, tmp_path:
 def test_slurmrestd_is_upgraded_to_one_without_the_version_that_was_found(
     restd: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """What 26.05 answers about a node that it does not know is a success without nodes."""
     asker = RestClient(restd, timeout=20.0)
     assert asker.job("27").user == "alice"
-    pages = {path.replace("v0.0.38", "v0.0.45"): page for path, page in Handler.pages.items()}
+    base, folder = "/slurm/v0.0.45", "slurm-26.05"
+    pages = {
+        f"{base}/job/1": (200, f"{folder}/restd.job.json"),
+        f"{base}/job/424242": (404, f"{folder}/restd.unknown.json"),
+        f"{base}/node/node1": (200, f"{folder}/restd.node.json"),
+        f"{base}/node/n9": (200, f"{folder}/restd.no_node.json"),
+    }
     monkeypatch.setattr(Handler, "pages", pages)
-    assert asker.job("27").user == "alice"
+    job = asker.job("1")
+    assert (job.user, job.given) == ("games", {"node1": (Gres("gpu", "h100", 3, (0, 1, 2)),)})
     asked = len(Handler.asked)
-    assert asker.job("27").user == "alice"
-    assert Handler.asked[asked:] == ["/slurm/v0.0.45/job/27"]
+    assert asker.node("node1").state == "allocated"
+    with pytest.raises(UnknownJobError):
+        asker.job("424242")
+    with pytest.raises(ValueError, match=r"does not know node n9: set slurm\.node_name"):
+        asker.node("n9")
+    assert Handler.asked[asked:] == [f"{base}/{path}" for path in ("node/node1", "job/424242", "node/n9")]
     asker.close()
 
 

@@ -535,7 +535,8 @@ class _NodeJson(Struct):
 
 
 class _NodesResponse(Struct):
-    nodes: list[_NodeJson]
+    nodes: list[_NodeJson] = []
+    """26.05 leaves it out if there is no such node."""
 
 
 def parse_job_json(data: bytes | str) -> tuple[SlurmJob, ...]:
