@@ -6,6 +6,7 @@ When there are too many connections, it closes the one that has used up most of 
 import asyncio
 import contextlib
 import errno
+import logging
 import signal
 import socket
 import threading
@@ -258,6 +259,12 @@ class _Turn(Struct, eq=False):
     users: int = 0
 
 
+_FULL = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_NOT_LISTENING = (errno.EBADF, errno.EINVAL)
+"""What accept(2) reports of the listening socket itself. Other errors, such as those of the network or of a firewall,
+concern one connection."""
+
+
 class ConnectionManager:
     """Accepts connections of all listening sockets and enforces the limits on them."""
 
@@ -295,8 +302,12 @@ class ConnectionManager:
                 return
             except OSError as err:
                 loop.remove_reader(sock)
-                if err.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
-                    loop.call_later(1.0, self.listen, sock, config, listener)
+                if err.errno in _NOT_LISTENING:
+                    log.error("no connections are accepted any more: %s: restart the daemon", err.strerror)  # noqa: TRY400  for operators
+                    return
+                log.warning("no connections are accepted for a second: %s", err.strerror)
+                loop.call_later(1.0, self.listen, sock, config, listener)
+                if err.errno in _FULL:
                     self._make_room(len(self.connections) // 2)
                 return
             uid = peer_credentials(client_socket)[1] if client_socket.family == socket.AF_UNIX else None
@@ -466,6 +477,7 @@ class ConnectionManager:
                 await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
+log = logging.getLogger(__name__)
 BACKLOG = 256
 """Length of the kernel's queue of connections to accept."""
 STOP_SECONDS = 3

@@ -7,7 +7,7 @@ import asyncio
 import queue
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import httpx
@@ -53,9 +53,10 @@ def served(
     guarding: WebConfigWatcher | None = None,
     open_page: bool = False,
     addresses: int = 1,
+    listening: Callable[[str, int], socket.socket] = listen,
 ) -> Iterator[Served]:
     """Serve while the block runs."""
-    guarding, sockets = guarding or WebConfigWatcher(), [listen("127.0.0.1", 0) for _ in range(addresses)]
+    guarding, sockets = guarding or WebConfigWatcher(), [listening("127.0.0.1", 0) for _ in range(addresses)]
     doors = web_listeners(sockets, guarding, open_page=open_page)
     servers: queue.Queue[uvicorn.Server] = queue.Queue()
 

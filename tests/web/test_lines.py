@@ -1,5 +1,6 @@
 """Tests slow connections: each is closed, and none delays the response to another."""
 
+import errno
 import gc
 import itertools
 import logging
@@ -8,7 +9,7 @@ import socket
 import threading
 import time
 from asyncio.sslproto import SSLProtocol
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -18,9 +19,9 @@ from fastapi import Response
 
 from exporter.tls import client_context
 from exporter.web.security import WebConfig, WebConfigWatcher
-from exporter.web.server import Connection, ConnectionLimits, ConnectionManager
+from exporter.web.server import Connection, ConnectionLimits, ConnectionManager, listen
 from tests.certificates import Authority
-from tests.waiting import PATIENCE
+from tests.waiting import PATIENCE, wait_for
 from tests.web.serving import PAGE, Served, plain_app, served, until_cut
 
 SOON = {"handshake_seconds": 0.3, "request_seconds": 0.3, "answer_seconds": 0.3, "idle_seconds": 0.3}
@@ -59,6 +60,41 @@ def test_who_does_not_finish_is_hung_up_on(said: bytes) -> None:
     with served(limits=limits(**SOON)) as site, site.line() as line:
         line.sendall(said)
         assert until_cut(line).count(b"HTTP/1.1 ") <= 1
+
+
+class Refusing(socket.socket):
+    """A listening socket whose first connections the kernel refuses to hand over."""
+
+    errors: list[int]
+
+    def accept(self) -> tuple[socket.socket, object]:
+        if self.errors:
+            raise OSError(self.errors.pop(), "no such luck")
+        return super().accept()
+
+
+def refusing(*errors: int) -> Callable[[str, int], socket.socket]:
+    def listening(host: str, port: int) -> socket.socket:
+        sock = Refusing(fileno=listen(host, port).detach())
+        sock.errors = list(errors)
+        return sock
+
+    return listening
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("error", [errno.EPERM, errno.EPROTO, errno.EHOSTUNREACH, errno.EMFILE])
+def test_a_connection_that_cannot_be_accepted_ends_no_others(error: int, caplog: pytest.LogCaptureFixture) -> None:
+    """accept(2) returns pending errors of the network, and EPERM where a firewall forbids it."""
+    with served(listening=refusing(error)) as site:
+        assert served_well(site)
+    assert caplog.messages == ["no connections are accepted for a second: no such luck"]
+
+
+def test_a_socket_that_does_not_listen_any_more_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+    with served(listening=refusing(errno.EINVAL)) as site, site.line():
+        wait_for(lambda: caplog.messages, "the log has it")
+    assert caplog.messages == ["no connections are accepted any more: no such luck: restart the daemon"]
 
 
 def test_a_byte_now_and_then_buys_no_time() -> None:
