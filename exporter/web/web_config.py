@@ -155,7 +155,18 @@ def _read(path: Path, name: str) -> bytes:
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):
-    """PyYAML's safe loader, subclassed to reject duplicate keys, of which it would silently use the last."""
+    """PyYAML's safe loader, subclassed to reject duplicate keys, of which it would silently use the last.
+
+    A scalar that looks like a date or a number and is none is an error of the file: PyYAML raises what Python does.
+    """
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:  # noqa: FBT001, FBT002  PyYAML's
+        """See yaml.SafeLoader; raises ConfigError for a scalar that is no value of its type."""
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, LookupError, AttributeError, TypeError, OverflowError):
+            kind = node.tag.rpartition(":")[2]
+            raise ConfigError(f"line {node.start_mark.line + 1}: not valid YAML: no {kind}; quote it") from None
 
     def construct_mapping(self, node: yaml.Node, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT001, FBT002  PyYAML's
         """See yaml.SafeLoader; raises ConfigError for a duplicate key."""

@@ -97,6 +97,12 @@ BAD = [
     ("- a", ["object"]),
     ("a: [", ["line 1", "YAML"]),
     ("a: !!python/object:os.system x", ["YAML"]),
+    ("basic_auth_users:\n  a: 2026-13-45", ["line 2", "no timestamp", "quote"]),
+    ("rate_limit:\n  burst: !!int s3cret", ["line 2", "no int"]),
+    ("a: !!bool s3cret", ["line 1", "no bool"]),
+    ("a: !!timestamp s3cret", ["line 1", "no timestamp"]),
+    ("a: !!int ''", ["line 1", "no int"]),
+    ("a: 0b_", ["line 1", "no int"]),
     ("basic_auth_users: {ada: secret}", ["basic_auth_users.ada", "bcrypt", "htpasswd"]),
     ("basic_auth_users: {ada: $2b$20$" + "a" * 53 + "}", ["basic_auth_users.ada", "cost 20"]),
     (f"basic_auth_users: {{'a:b': '{HASH}'}}", ["colon"]),
@@ -149,6 +155,7 @@ SECRET = "hunter2hunter2"  # noqa: S105  nobody's
         f"tls_server_config: {{cert: a, key: {SECRET}}}",
         f"tls_server_config:\n  key: [{SECRET}]\n",
         f"basic_auth_users: {{ada: [{SECRET}]}}",
+        f"basic_auth_users: {{ada: !!int {SECRET}}}",
     ],
 )
 def test_a_secret_is_in_no_message(text: str, tmp_path: Path) -> None:
