@@ -153,8 +153,15 @@ def network_namespace(folder: Path) -> str:
     return str((folder / "ns" / "net").readlink())
 
 
-def reachable_host(listening_socket: ListeningSocket, folder: Path, *, here: bool) -> str:
-    """Return the host part of a URL for the socket; empty if the daemon cannot reach it.
+_MOST_ADDRESSES = 16
+"""Addresses of a namespace that are tried: a workload may give itself any number."""
+
+
+def reachable_hosts(listening_socket: ListeningSocket, folder: Path, *, here: bool) -> tuple[str, ...]:
+    """Return the host parts of URLs that may lead to the socket; empty if the daemon cannot reach it.
+
+    There are several if it listens on all addresses: a pod's second interface, as one of RDMA, may lead nowhere, and
+    `::` may mean IPv6 alone (IPV6_V6ONLY, ipv6(7)), which asyncio sets.
 
     `here`: the daemon is in the same network namespace as the process at `folder`. Rejects addresses that the namespace
     does not have, because any process may bind a foreign address (IP_FREEBIND, ip(7)), and link-local ones: a workload
@@ -162,11 +169,13 @@ def reachable_host(listening_socket: ListeningSocket, folder: Path, *, here: boo
     """
     loopback = listening_socket.address.startswith(("127.", "::ffff:127.")) or listening_socket.address == "::1"
     if loopback and not here:
-        return ""
+        return ()
     if listening_socket.address in _ANYWHERE:
-        return "127.0.0.1" if here else next(iter(addresses(folder)), "")
+        hosts = ["127.0.0.1", "[::1]"] if here else addresses(folder)
+        ipv6 = listening_socket.address == "::"
+        return tuple(host for host in hosts if ipv6 or not host.startswith("["))[:_MOST_ADDRESSES]
     host = _bracketed(listening_socket.address.removeprefix("::ffff:"))
-    return host if loopback or host in addresses(folder) else ""
+    return (host,) if loopback or host in addresses(folder) else ()
 
 
 def addresses(folder: Path) -> list[str]:

@@ -137,10 +137,12 @@ def share(value: float | None, *, percent: bool = False) -> float | None:
 def option_number(command: str, *names: str) -> float | None:
     """Return the number given to a command-line option (--max-num-seqs 8, --max_num_seqs=8, -tp 2); None if not given.
 
-    If the option is given twice, the last one counts, as in argparse and clap.
+    Of several command lines, the first that gives it counts: the process's own precedes its ancestors'. If it is given
+    twice in one, the last one counts, as in argparse and clap.
     """
-    found = re.findall(rf"{_option(names)}[=\s]\s*(\d{{1,9}})(?=\s|$)", command)
-    return float(found[-1]) if found else None
+    option = re.compile(rf"{_option(names)}[=\s]\s*(\d{{1,9}})(?=\s|$)")
+    given = (option.findall(line) for line in command.split("\n"))
+    return next((float(numbers[-1]) for numbers in given if numbers), None)
 
 
 def has_option(command: str, *names: str) -> bool:

@@ -14,12 +14,20 @@ from urllib.parse import urlsplit
 from msgspec import Struct
 
 from exporter.config import ConfigError, EngineSettings
+from exporter.connections import plain_address
 from exporter.engines.base import Engine, option_number
-from exporter.engines.registry import DEFAULT_PATHS, engine_of_command
+from exporter.engines.registry import DEFAULT_PATHS, engine_of_command, lines_of_server
 from exporter.engines.replica import ReplicaPlacement
 from exporter.procfs import parent_pid, read_bytes
 from exporter.redact import redact_secrets
-from exporter.sockets import ListeningSocket, listeners, network_namespace, reachable_host, socket_inodes
+from exporter.sockets import (
+    ListeningSocket,
+    addresses,
+    listeners,
+    network_namespace,
+    reachable_hosts,
+    socket_inodes,
+)
 from exporter.workloads import WorkloadProcess
 
 MAX_ANCESTORS = 8
@@ -75,10 +83,10 @@ def read_process_tree(proc: Path) -> ProcessTree:
 
 
 def command_line(proc: Path, pid: int) -> str:
-    """Return the command line with a space for each NUL; empty if it cannot be read."""
+    """Return the command line with a space for each NUL and line feed; empty if it cannot be read."""
     try:
         raw = read_bytes(proc / str(pid) / "cmdline", _COMMAND_BYTES)
-        return raw.decode(errors="replace").replace("\0", " ").strip()
+        return raw.decode(errors="replace").replace("\0", " ").replace("\n", " ").strip()
     except OSError:
         return ""
 
@@ -87,7 +95,7 @@ class MetricsEndpoint(Struct, frozen=True):
     """An endpoint to scrape."""
 
     base: str
-    """http://host:port, or the whole URL if the operator configured it."""
+    """http://host:port, or the whole URL if the operator configured it; a server may have several."""
     placement: ReplicaPlacement
     paths: tuple[str, ...]
     command_lines: str = ""
@@ -141,14 +149,37 @@ class EngineDiscovery:
         jobs = sorted({process.job_id for process in serving})
         results = [self._discover_job(job, [g for g in processes if g.job_id == job], members) for job in jobs]
         configured = tuple(self._configured_endpoints(processes))
-        taken = {_netloc(target.base) for target in configured}
-        endpoints = tuple(t for result in results for t in result.endpoints if _netloc(t.base) not in taken)
+        endpoints = tuple(
+            found
+            for result in results
+            for found in result.endpoints
+            if not any(self._leads_to(target, found) for target in configured)
+        )
         configured_jobs = {target.placement.job_id for target in configured}
         return DiscoveredEngines(
             configured + endpoints,
             tuple(job for result in results for job in result.not_listening if job[0] not in configured_jobs),
             tuple(job for result in results for job in result.unreachable if job[0] not in configured_jobs),
         )
+
+    def _leads_to(self, configured: MetricsEndpoint, found: MetricsEndpoint) -> bool:
+        """Return whether the operator's address is, as far as can be known, another one of a server that was found.
+
+        Within a job only another machine's address is not. Names are not resolved: that may take long, and the address
+        of a Kubernetes Service is none of the pod's.
+        """
+        asked, known = urlsplit(configured.base), urlsplit(found.base)
+        if (asked.port or _DEFAULT_PORTS[asked.scheme]) != known.port:
+            return False
+        address, server = plain_address(asked.hostname or ""), plain_address(known.hostname or "")
+        if address is not None and server is not None:
+            if address == server or (address.is_loopback and server.is_loopback):
+                return True
+            folders = self._own, self._proc / str(found.pid)
+            owned = {plain_address(host.strip("[]")) for folder in folders for host in addresses(folder)}
+            if not (address.is_loopback or address.is_unspecified or address in owned):
+                return False
+        return configured.placement.job_id == found.placement.job_id
 
     def _serving_processes(self, processes: Sequence[WorkloadProcess]) -> list[WorkloadProcess]:
         return [
@@ -173,9 +204,9 @@ class EngineDiscovery:
     ) -> DiscoveredEngines:
         relatives = [pid for pid, member in members.items() if member.job_id == job]
         sockets = self._sockets_by_pid(list(dict.fromkeys([process.pid for process in processes] + relatives)))
-        hosts = [(pid, sock, self._host(pid, sock)) for pid, owned in sockets.items() for sock in owned]
-        bases = {f"http://{host}:{sock.port}": (pid, sock) for pid, sock, host in hosts if host}
-        unreachable = tuple((job, sock.port) for _, sock, host in hosts if not host)
+        hosts = [(pid, sock, self._hosts(pid, sock)) for pid, owned in sockets.items() for sock in owned]
+        bases = {f"http://{host}:{sock.port}": (pid, sock) for pid, sock, reachable in hosts for host in reachable}
+        unreachable = tuple((job, sock.port) for _, sock, reachable in hosts if not reachable)
         in_order = sorted(bases, key=lambda base: self._ports[bases[base][1].port])
         endpoints = tuple(self._endpoint(base, bases[base][0], job, processes, sockets) for base in in_order)
         engine = engine_of_command("\n".join(self._command_lines(process.pid) for process in processes))
@@ -204,17 +235,17 @@ class EngineDiscovery:
         tables[network_ns] = [sock for sock in tables[network_ns] if sock.port not in by_port]
         return list(by_port.values())
 
-    def _host(self, pid: int, sock: ListeningSocket) -> str:
+    def _hosts(self, pid: int, sock: ListeningSocket) -> tuple[str, ...]:
         folder = self._proc / str(pid)
         try:
-            return reachable_host(sock, folder, here=network_namespace(folder) == network_namespace(self._own))
+            return reachable_hosts(sock, folder, here=network_namespace(folder) == network_namespace(self._own))
         except OSError:
-            return ""
+            return ()
 
     def _endpoint(
         self, base: str, pid: int, job: str, processes: Sequence[WorkloadProcess], owners: Mapping[int, object]
     ) -> MetricsEndpoint:
-        commands = self._command_lines(pid)
+        commands = lines_of_server(self._command_lines(pid))
         engine = engine_of_command(commands)
         uuids = self._gpus(pid, processes, owners)
         return MetricsEndpoint(
@@ -256,13 +287,16 @@ def _gpus_of_page(engine: Engine, commands: str) -> int:
     )
 
 
-def _netloc(base: str) -> str:
-    return urlsplit(base).netloc
+_DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 def _check_url(index: int, url: str) -> str:
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    try:
+        parts = urlsplit(url)
+        usable = parts.scheme in _DEFAULT_PORTS and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a bracket that is not closed, or no port
+        usable = False
+    if not usable:
         raise ConfigError(
             f"engines.endpoints[{index}].url: {redact_secrets(url)!r} is no address (example: http://10.0.0.7:8000/metrics)"
         )

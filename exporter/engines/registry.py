@@ -12,8 +12,23 @@ _SHOWN = 5
 
 
 def engine_of_command(command: str) -> Engine | None:
-    """Return the engine whose pattern matches the command line; None if none does."""
-    return next((engine for engine in ENGINES if engine.command.search(command)), None)
+    """Return the engine whose pattern matches the command line, the first of several that matches one; else None."""
+    lines = command.split("\n")
+    return next((engine for line in lines for engine in ENGINES if engine.command.search(line)), None)
+
+
+def lines_of_server(commands: str) -> str:
+    """Return a process's own command line and those of its ancestors that start no other engine beside it.
+
+    The options in a shell's script for several servers are not this one's.
+    """
+    own, *ancestors = commands.split("\n")
+    return "\n".join([own, *(line for line in ancestors if len(_starts(line)) <= 1)])
+
+
+def _starts(line: str) -> set[int]:
+    """Return where in the line an engine is named; one that runs another is named at the same place."""
+    return {match.start() for engine in ENGINES for match in engine.command.finditer(line)}
 
 
 def read_metrics(page: MetricsPage, command: str) -> EngineMetrics:

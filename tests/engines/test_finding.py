@@ -22,7 +22,7 @@ from exporter.engines.discovery import (
     read_process_tree,
 )
 from exporter.engines.scraper import EngineScraper, open_engines
-from exporter.sockets import ListeningSocket, addresses, listeners, reachable_host
+from exporter.sockets import ListeningSocket, addresses, listeners, reachable_hosts
 from exporter.workloads import WorkloadProcess, WorkloadUpdate
 from tests.engines.standins import StandIn
 from tests.waiting import wait_for
@@ -170,6 +170,8 @@ def test_one_found_by_itself_gives_way_to_the_operators_address(page: Path) -> N
     ("endpoint", "words"),
     [
         (EngineEndpoint("ftp://10.0.0.7:8000", "x"), r"endpoints\[0\]\.url: 'ftp://10.0.0.7:8000' is no address"),
+        (EngineEndpoint("http://10.0.0.7:99999", "x"), r"endpoints\[0\]\.url: 'http://10.0.0.7:99999' is no address"),
+        (EngineEndpoint("http://[::1:8000", "x"), r"endpoints\[0\]\.url: 'http://\[::1:8000' is no address"),
         (EngineEndpoint("http://10.0.0.7", "("), r"endpoints\[0\]\.job_id: '\(' is no regular expression"),
     ],
 )
@@ -185,20 +187,20 @@ def listener_of(server: socket.socket) -> ListeningSocket:
 
 
 @pytest.mark.parametrize(
-    ("address", "url"),
+    ("address", "urls"),
     [
-        ("127.0.0.1", "127.0.0.1"),
-        ("0.0.0.0", "127.0.0.1"),  # noqa: S104  for as long as this test looks at it
-        ("::1", "[::1]"),
-        ("::", "127.0.0.1"),
+        ("127.0.0.1", ("127.0.0.1",)),
+        ("0.0.0.0", ("127.0.0.1",)),  # noqa: S104  for as long as this test looks at it
+        ("::1", ("[::1]",)),
+        ("::", ("127.0.0.1", "[::1]")),
     ],
 )
-def test_real_sockets_as_the_kernel_lists_them(address: str, url: str) -> None:
+def test_real_sockets_as_the_kernel_lists_them(address: str, urls: tuple[str, ...]) -> None:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.create_server((address, 0), family=family, dualstack_ipv6=address == "::") as server:
         one = listener_of(server)
         assert (one.address, one.port) == (address, server.getsockname()[1])
-        assert reachable_host(one, Path("/proc/self"), here=True) == url
+        assert reachable_hosts(one, Path("/proc/self"), here=True) == urls
 
 
 @pytest.mark.parametrize("address", ["169.254.169.254", "198.51.100.7", "2001:db8::7"])
@@ -211,7 +213,7 @@ def test_an_address_that_is_somebody_elses_is_not_asked(address: str) -> None:
         server.listen()
         one = listener_of(server)
         assert one.address == address
-        assert [reachable_host(one, Path("/proc/self"), here=here) for here in (True, False)] == ["", ""]
+        assert [reachable_hosts(one, Path("/proc/self"), here=here) for here in (True, False)] == [(), ()]
 
 
 def test_relatives_are_bounded_and_init_is_not_among_them() -> None:
