@@ -224,18 +224,16 @@ def detect_host_overhead(span: Span, left: int) -> int:
 def detect_idle_allocation(span: Span, left: int) -> int:
     """All waiting of a zombie or of a server without requests, and the time of a kernel that polls for them.
 
-    A server whose engine does not report is taken to have none while no kernel runs for most of a reading (E).
+    A server whose engine does not show whether it has any is taken to have none while no kernel runs for most of a
+    reading (E). A kernel that polls may hang in requests that were counted before.
     """
-    if span.state is State.ZOMBIE or span.shares.no_demand:
+    shares = span.shares
+    if span.state is State.ZOMBIE or shares.no_demand:
         return span.waiting(left)
-    if (
-        not span.serves
-        or BEGINNING in span.signs
-        or (span.credit is not None and span.credit.shares_until >= span.ev.reading.end)
-    ):
+    if not span.serves or BEGINNING in span.signs or shares.demand:
         return 0
     if span.spinning:
-        return left
+        return 0 if shares.past_demand else left
     return span.pools[WAIT] if span.ev.engine < span.policy.host_bound_engine_low else 0
 
 

@@ -378,7 +378,11 @@ class ServingReport(Struct, frozen=True, omit_defaults=True):
     running: float | None = None
     """Requests in the batch."""
     waiting: float | None = None
-    """Requests in the queue."""
+    """Requests that are not in the batch."""
+    deferred: float | None = None
+    """Of `waiting`, those that could not join the batch if it had room: their KV cache is transferred, for instance."""
+    last_pass: bool = False
+    """The gauges may be those of the last forward pass, with requests that have ended since."""
     slots: float | None = None
     """Maximum number of requests in a batch."""
     kv_use: float | None = None

@@ -16,6 +16,10 @@ class ServingShares(Struct, frozen=True):
 
     no_demand: bool = False
     """No request was running, queued or finished."""
+    demand: bool = False
+    """Tokens were computed, or requests are counted by gauges that are up to date."""
+    past_demand: bool = False
+    """No token was computed, and requests are counted only by gauges of an earlier forward pass."""
     kv_full: bool = False
     """Requests queue because the KV cache is full."""
     empty_slots: int = 0
@@ -32,19 +36,27 @@ class ServingShares(Struct, frozen=True):
 
 def serving_shares(report: ServingReport, policy: Policy, *, queued: bool = True) -> ServingShares:
     """Loss shares of one report. `queued`: requests were queued at the report before it, too."""
-    waiting, generated = report.waiting or 0.0, report.generated_tokens or 0.0
-    full = waiting > 0 and (report.kv_use or 0.0) >= policy.kv_full_share
+    waiting, generated, queue = report.waiting or 0.0, report.generated_tokens or 0.0, queued_requests(report)
+    full = queue > 0 and (report.kv_use or 0.0) >= policy.kv_full_share
+    served, counted = bool(generated or report.prompt_tokens), bool(report.running or waiting)
     computed = computed_tokens(report)
     drafted, accepted = report.drafted_tokens or 0.0, report.accepted_tokens or 0.0
     return ServingShares(
-        no_demand=report.running == 0 == waiting and not generated and not report.prompt_tokens,
+        no_demand=report.running == 0 == waiting and not served,
+        demand=served or (counted and not report.last_pass),
+        past_demand=counted and report.last_pass and not served,
         kv_full=full,
-        empty_slots=0 if full or not waiting or not queued else _empty_slots(report.slots, report.running),
+        empty_slots=0 if full or not queue or not queued else _empty_slots(report.slots, report.running),
         prefill_slowdown=_prefill_slowdown(report),
         rejected_drafts=_ppm(drafted - accepted, computed),
         recomputed=_ppm(report.recomputed_tokens or 0.0, computed),
         no_drafts=generated > 0 and not drafted,
     )
+
+
+def queued_requests(report: ServingReport) -> float:
+    """Requests that could join the batch."""
+    return max(0.0, (report.waiting or 0.0) - (report.deferred or 0.0))
 
 
 def computed_tokens(report: ServingReport) -> float:

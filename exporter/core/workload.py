@@ -23,7 +23,7 @@ from exporter.core.model import (
     TrainingReport,
 )
 from exporter.core.policy import Policy
-from exporter.core.serving import ServingShares, serving_shares
+from exporter.core.serving import ServingShares, queued_requests, serving_shares
 
 DATA, CHECKPOINT, RESTORE, STARTUP, COMMUNICATION, BUBBLE, MODEL, REPEATED, RECOMPUTATION = range(9)
 """Balances: waiting for input, saving, restoring, starting, exposed communication, pipeline bubbles; FLOPs of new
@@ -192,7 +192,7 @@ class WorkloadCredit(Struct, eq=False):
         duration = serving.end - serving.start
         # A gauge describes one moment: requests that wait at a single report may start at once.
         self.shares = shares = serving_shares(serving, policy, queued=self.queued)
-        self.queued = bool(serving.waiting)
+        self.queued = queued_requests(serving) > 0
         self._update_interval(duration, at, age=at - serving.end)
         self.shares_until = at + 3 * duration + 5 * SECOND
         peak = peak_flops_of(device)

@@ -73,7 +73,11 @@ class EngineMetrics(Struct, frozen=True):
     running: float | None = None
     """Requests in the batch."""
     waiting: float | None = None
-    """Queued requests."""
+    """Requests that are not in the batch."""
+    deferred: float | None = None
+    """Of `waiting`, those that could not join the batch if it had room: their KV cache is transferred, for instance."""
+    outdated_seconds: float = 0.0
+    """For how long after the last forward pass the gauges may stay as they were in it; 0: they are never outdated."""
     slots: float | None = None
     """Maximum number of requests in the batch."""
     kv_use: float | None = None

@@ -84,6 +84,8 @@ class Replica:
         self._models, self._max_interval = models, max(MAX_INTERVAL, 3 * interval)
         self._last: EngineMetrics | None = None
         self._at = 0
+        self._worked_at = 0
+        """When a page last had more tokens than the one before, or none to be compared with."""
         self._baseline = BaselineLatency()
         self.restarts = 0
 
@@ -96,11 +98,11 @@ class Replica:
         before, start = self._last, self._at
         self._last, self._at = metrics, at
         if before is None or not 0 < at - start <= self._max_interval or before.engine != metrics.engine:
-            return _serving(metrics, (at, at), placement, {})
+            return self._first_report(metrics, at, placement)
         if _went_back(before, metrics):
             self.restarts += 1
             self._baseline = BaselineLatency()
-            return _serving(metrics, (at, at), placement, {})
+            return self._first_report(metrics, at, placement)
         # A counter that is new on the page started at 0 since the last one: most appear when first incremented.
         grown = {name: value - before.counters.get(name, 0.0) for name, value in metrics.counters.items()}
         direct = {name: grown.get(name) for name in ("preemptions", "passes", "flops", "bytes")}
@@ -108,7 +110,13 @@ class Replica:
         if values.get("flops") is None:
             values["flops"] = self._flops(metrics.model, values, placement)
         self._update_baseline(values, metrics.running, at)
-        return _serving(metrics, (start, at), placement, values)
+        if values["generated_tokens"] or values["prompt_tokens"]:
+            self._worked_at = at
+        return _serving(metrics, (start, at), placement, values, worked_at=self._worked_at)
+
+    def _first_report(self, metrics: EngineMetrics, at: int, placement: ReplicaPlacement) -> ServingReport:
+        self._worked_at = at
+        return _serving(metrics, (at, at), placement, {}, worked_at=at)
 
     def _latencies(self, before: EngineMetrics, now: EngineMetrics) -> dict[str, Any]:
         found = {kind: _grown_histogram(before, now, kind) for kind in LATENCIES}
@@ -197,7 +205,12 @@ def _draft_tokens(grown: Mapping[str, float], now: EngineMetrics) -> tuple[float
 
 
 def _serving(
-    metrics: EngineMetrics, interval: tuple[int, int], placement: ReplicaPlacement, values: Mapping[str, Any]
+    metrics: EngineMetrics,
+    interval: tuple[int, int],
+    placement: ReplicaPlacement,
+    values: Mapping[str, Any],
+    *,
+    worked_at: int,
 ) -> ServingReport:
     return ServingReport(
         job_id=placement.job_id,
@@ -208,6 +221,8 @@ def _serving(
         uuids=placement.uuids,
         running=metrics.running,
         waiting=metrics.waiting,
+        deferred=metrics.deferred,
+        last_pass=interval[1] - worked_at < metrics.outdated_seconds * SECOND,
         slots=metrics.slots,
         kv_use=metrics.kv_use,
         **values,

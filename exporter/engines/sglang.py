@@ -8,7 +8,9 @@ rank counts; data-parallel ranks are added. With --enable-priority-scheduling re
 ends, `realtime_tokens{mode}` (since 0.5.6) continuously; a mode without a token has no line, as `prefill_compute` of a
 decode server. Speculative decoding is exported as gauges of the last log interval only, which are 0 without a draft
 model; `spec_accept_length` and `spec_num_draft_tokens` include the model's own token. All tokens of a retracted request
-are discarded (`num_retracted_*_tokens`).
+are discarded (`num_retracted_*_tokens`). Other gauges are those of the last batch that was logged, and up to July 2026
+stay for 30 s after it (sgl-project/sglang#26495, #31517). Servers that only prefill or only decode have queues of their
+own (PD disaggregation), whose requests are not in `num_queue_reqs`.
 """
 
 import re
@@ -25,6 +27,8 @@ from exporter.engines.base import (
 )
 from exporter.engines.page import MetricsPage
 
+_LOG_SECONDS = 30.0
+"""Between two updates of an idle server's gauges."""
 RANK_LABELS = ("pp_rank", "tp_rank", "moe_ep_rank")
 
 
@@ -33,12 +37,19 @@ def read(page: MetricsPage, command: str) -> EngineMetrics:
     page = page.ranked(*RANK_LABELS)
     running = _all_priorities(page, "sglang_num_running_reqs")
     slots = option_number(command, "max-running-requests")
+    deferred = [count for name in _DEFERRED for count in _all_priorities(page, name)]
     length = page.highest("sglang_spec_num_draft_tokens") or option_number(command, "speculative-num-draft-tokens")
     return EngineMetrics(
         "sglang",
         model=page.label("sglang_num_running_reqs", "model_name"),
         running=sum_known(*running),
-        waiting=sum_known(*_all_priorities(page, "sglang_num_queue_reqs"), page.total("sglang_num_grammar_queue_reqs")),
+        waiting=sum_known(
+            *(count for name in _QUEUES for count in _all_priorities(page, name)),
+            page.total("sglang_num_grammar_queue_reqs"),
+            *deferred,
+        ),
+        deferred=sum_known(*deferred),
+        outdated_seconds=_LOG_SECONDS,
         slots=page.total("sglang_max_running_requests") or multiply(slots, len(running) or 1),
         kv_use=share(page.highest("sglang_token_usage")),
         counters=_counters(page),
@@ -52,6 +63,16 @@ def read(page: MetricsPage, command: str) -> EngineMetrics:
         accept_rate=share(page.highest("sglang_spec_accept_rate")) or None,
         draft_length=length - 1 if length else None,
     )
+
+
+_QUEUES = ("sglang_num_queue_reqs", "sglang_num_decode_prealloc_queue_reqs")
+"""Requests that wait for a place in the batch or, in a decode server, for KV cache."""
+_DEFERRED = (
+    *("sglang_num_prefill_bootstrap_queue_reqs", "sglang_num_prefill_prealloc_queue_reqs"),
+    *("sglang_num_prefill_inflight_queue_reqs", "sglang_num_decode_transfer_queue_reqs"),
+)
+"""Requests of prefill and decode servers that wait for the other server, or for the transfer of their KV cache; the
+second is the older name of the first."""
 
 
 def _all_priorities(page: MetricsPage, name: str) -> list[float]:

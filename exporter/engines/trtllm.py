@@ -8,10 +8,13 @@ collector.py of NVIDIA/TensorRT-LLM (`trtllm_*`; those of iterations with enable
 Caveats: all `nv_trt_llm_*` metrics are gauges, even the iteration counter. `scheduled` requests are in the batch;
 `active` ones are in the batch or wait for it: if `waiting` is missing, it is `active` minus `scheduled`. trtllm-serve's
 /metrics is JSON, and reading it empties a queue: only /prometheus/metrics is scraped. Its counters are updated when a
-request ends.
+request ends, its gauges as a pass begins: a server that has become idle keeps those of its last pass, with the requests
+that ended in it (`_get_init_iter_stats` in tensorrt_llm/_torch/pyexecutor/py_executor.py). Triton's gauges are set once
+more when the last request ends (`executionLoop` in cpp/tensorrt_llm/executor/executorImpl.cpp).
 """
 
 import re
+from math import inf
 
 from exporter.engines.base import (
     Engine,
@@ -32,6 +35,7 @@ def read_serve(page: MetricsPage, command: str) -> EngineMetrics:
         model=page.label("trtllm_request_success_total", "model_name") or _any_model(page),
         running=page.total("trtllm_num_requests_running"),
         waiting=page.total("trtllm_num_requests_waiting"),
+        outdated_seconds=inf,
         slots=page.total("trtllm_max_batch_size_runtime", "trtllm_max_batch_size_static")
         or option_number(command, "max-batch-size"),
         kv_use=share(page.highest("trtllm_kv_cache_utilization")),

@@ -3,18 +3,21 @@
 Sources: vllm/engine/metrics.py (V0), vllm/v1/metrics/loggers.py, stats.py and perf.py, and
 vllm/v1/spec_decode/metrics.py (V1) of vllm-project/vllm; a recorded page of V1 in the tests.
 
-Caveats: `gpu_cache_usage_perc` became `kv_cache_usage_perc`, both 0-1 (1 means 100 percent). `prompt_tokens` counts
-each prompt once, including its cached tokens: those of the engine's own cache (`prefix_cache_hits`) and those that a KV
-connector loaded (`external_prefix_cache_hits`), as nearly all of a decode instance. Up to 0.8 `gpu_prefix_cache_hits`
-counted blocks, then tokens; only its description tells which (vllm-project/vllm#18003). `prompt_tokens_recomputed` does
-not count evictions, but the one token that a fully cached prompt still costs, which is also in
-`prompt_tokens_by_source{source="local_compute"}`. Tokens discarded by a preemption are not counted anywhere.
-`estimated_*_per_gpu` stay at 0 unless the server runs with --enable-mfu-metrics. `max_num_seqs` is not exported: it is
-taken from the command line and left out otherwise, because its default depends on version and board. With speculative
-decoding, `inter_token_latency` is per pass, not per token.
+Caveats: `gpu_cache_usage_perc` became `kv_cache_usage_perc`, both 0-1 (1 means 100 percent). With several API servers
+the new name had a line of each of them, by `pid`, all but one outdated (vllm-project/vllm#28792, November 2025). Gauges
+are those of the last step: after all requests of a server were cancelled they stay (vllm-project/vllm#29928, December
+2025) until the next one. `prompt_tokens` counts each prompt once, including its cached tokens: those of the engine's
+own cache (`prefix_cache_hits`) and those that a KV connector loaded (`external_prefix_cache_hits`), as nearly all of a
+decode instance. Up to 0.8 `gpu_prefix_cache_hits` counted blocks, then tokens; only its description tells which
+(vllm-project/vllm#18003). `prompt_tokens_recomputed` does not count evictions, but the one token that a fully cached
+prompt still costs, which is also in `prompt_tokens_by_source{source="local_compute"}`. Tokens discarded by a preemption
+are not counted anywhere. `estimated_*_per_gpu` stay at 0 unless the server runs with --enable-mfu-metrics.
+`max_num_seqs` is not exported: it is taken from the command line and left out otherwise, because its default depends on
+version and board. With speculative decoding, `inter_token_latency` is per pass, not per token.
 """
 
 import re
+from math import inf
 
 from exporter.engines.base import (
     Engine,
@@ -41,8 +44,10 @@ def read(page: MetricsPage, command: str) -> EngineMetrics:
         running=page.total("vllm_num_requests_running"),
         # V0 swapped requests out to host memory: they wait for a slot in the batch.
         waiting=sum_known(page.total("vllm_num_requests_waiting"), page.total("vllm_num_requests_swapped")),
+        deferred=page.total("vllm_num_requests_waiting_by_reason", reason="deferred"),
+        outdated_seconds=inf,
         slots=None if slots is None else slots * engines,
-        kv_use=share(page.highest("vllm_kv_cache_usage_perc", "vllm_gpu_cache_usage_perc")),
+        kv_use=share(_kv_use(page)),
         counters=_counters(page, engines),
         histograms=known_histograms(
             ttft=page.histogram("vllm_time_to_first_token_seconds"),
@@ -51,6 +56,14 @@ def read(page: MetricsPage, command: str) -> EngineMetrics:
             e2e=page.histogram("vllm_e2e_request_latency_seconds"),
         ),
     )
+
+
+def _kv_use(page: MetricsPage) -> float | None:
+    """Return the fullest engine's KV cache use; None if each API server exports what it last knew of an engine."""
+    use, before = "vllm_kv_cache_usage_perc", "vllm_gpu_cache_usage_perc"
+    if any("pid" in sample.labels for sample in page.samples(use)):
+        return page.highest(before)
+    return page.highest(use, before)
 
 
 def _counters(page: MetricsPage, engines: int) -> dict[str, float]:

@@ -58,11 +58,32 @@ def test_a_server_without_requests_is_idle() -> None:
 
 
 @pytest.mark.parametrize(
-    "more", [{"running": 1.0}, {"waiting": 1.0}, {"generated_tokens": 5.0}, {"prompt_tokens": 5.0}, {"running": None}]
-)
+    "more",
+    [
+        {"running": 1.0}, {"waiting": 1.0}, {"waiting": 1.0, "deferred": 1.0}, {"generated_tokens": 5.0},
+        {"prompt_tokens": 5.0}, {"running": 1.0, "prompt_tokens": 5.0, "last_pass": True},
+    ],
+)  # fmt: skip
 def test_one_that_has_or_had_a_request_is_not(more: dict[str, Any]) -> None:
     told = word(1, 6, **({"running": 0.0, "waiting": 0.0} | more))
     assert "idle_allocation" not in after(told, signals=RESTING)
+
+
+STALE: dict[str, Any] = {"running": 1.0, "waiting": 0.0, "generated_tokens": 0.0, "prompt_tokens": 0.0} | {
+    "last_pass": True
+}
+"""An engine that has been idle since its last forward pass, whose request has ended."""
+
+
+@pytest.mark.parametrize("told", [word(1, 6, **STALE), word(1, 6, **STALE | {"running": None})])
+def test_an_engine_that_does_not_show_whether_it_has_requests_leaves_it_to_the_counters(told: ServingReport) -> None:
+    assert after(told, signals=RESTING) == {"idle_allocation": 1.0}
+    assert "idle_allocation" not in after(told, signals=HALF), "a request may run that has no token yet"
+
+
+def test_a_kernel_that_polls_beside_requests_of_an_earlier_pass_may_be_their_hang() -> None:
+    assert "idle_allocation" not in after(word(1, 6, **STALE), signals=SPINNING)
+    assert after(word(1, 6, **STALE | {"running": None}), signals=SPINNING) == {"idle_allocation": pytest.approx(1.0)}
 
 
 def test_a_server_that_polls_for_requests_by_a_kernel_is_idle_too() -> None:
@@ -95,6 +116,16 @@ def test_requests_that_wait_at_a_single_report_may_start_at_once() -> None:
     assert "batching" not in after(before, word(3, 6, **calm, **queue))
     assert "batching" not in after(word(1, 3, **calm, **queue), word(3, 4, **calm, **queue), after_it)
     assert "batching" in after(word(1, 3, **calm, **queue), word(3, 6, **calm, **queue))
+
+
+def test_requests_that_cannot_join_the_batch_wait_neither_for_a_slot_nor_for_the_kv_cache() -> None:
+    """The KV cache of all four is on its way from or to another server."""
+    sending = word(1, 3, **BUSY, slots=32.0, deferred=4.0), word(3, 6, **BUSY, slots=32.0, deferred=4.0)
+    assert "batching" not in after(*sending)
+    assert "batching" not in after(sending[0], word(3, 6, **BUSY, slots=32.0))
+    assert "kv_cache_wait" not in after(word(1, 6, **BUSY | {"kv_use": 0.95}, deferred=4.0))
+    some = word(1, 3, **BUSY, slots=32.0, deferred=3.0), word(3, 6, **BUSY, slots=32.0, deferred=3.0)
+    assert after(*some)["batching"] == pytest.approx(0.75 * 0.55)
 
 
 def test_decode_steps_stretched_by_prefills() -> None:

@@ -117,7 +117,12 @@ DIALECTS: Mapping[str, Declared] = {
         **_vllm(V, "vllm:kv_cache_usage_perc", "vllm:inter_token_latency_seconds"),
         **counters(V, "vllm:prompt_tokens_cached_total", "vllm:prompt_tokens_recomputed_total"),
         **counters(V, *(f"vllm:estimated_{what}_per_gpu_total" for what in ("flops", "read_bytes", "write_bytes"))),
+        **gauges((*V, "reason"), "vllm:num_requests_waiting_by_reason"),
         "vllm:request_queue_time_seconds": (Histogram, V, REQUEST),
+    },
+    "vllm 0.11 with several API servers": {
+        **_vllm(V, "vllm:gpu_cache_usage_perc", "vllm:inter_token_latency_seconds"),
+        **gauges((*V, "pid"), "vllm:kv_cache_usage_perc"),
     },
     "sglang 0.4": {
         **_sglang(S),
@@ -132,6 +137,14 @@ DIALECTS: Mapping[str, Declared] = {
         **counters(("model_name",), "sglang:spec_verify_calls_total"),
         "sglang:inter_token_latency_seconds": (Histogram, ("model_name",), SG_GAP),
         "sglang:queue_time_seconds": (Histogram, S, SG_FIRST),
+    },
+    "sglang 0.5.9, prefill and decode apart": {
+        **_sglang((*S, "priority")),
+        **gauges((*S, "priority"), *(f"sglang:num_decode_{queue}_queue_reqs" for queue in ("prealloc", "transfer"))),
+        **gauges(
+            (*S, "priority"),
+            *(f"sglang:num_prefill_{queue}_queue_reqs" for queue in ("bootstrap", "prealloc", "inflight")),
+        ),
     },
     "sglang 0.5.9 with priorities": {
         **_sglang((*S, "dp_rank", "priority")),

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from math import inf
 from pathlib import Path
 
 import httpx
@@ -93,6 +94,8 @@ def test_vllm_v1(opened: Open) -> None:
     for rank in ("0", "1"):
         engine.say("vllm:num_requests_running", 3, engine=rank)
         engine.say("vllm:num_requests_waiting", 2, engine=rank)
+        engine.say("vllm:num_requests_waiting_by_reason", 1 + float(rank), engine=rank, reason="deferred")
+        engine.say("vllm:num_requests_waiting_by_reason", 1 - float(rank), engine=rank, reason="capacity")
         engine.say("vllm:kv_cache_usage_perc", 0.5 + 0.4 * float(rank), engine=rank)
         engine.say("vllm:prompt_tokens_total", 10_000, engine=rank)
         engine.say("vllm:estimated_flops_per_gpu_total", 1e15, engine=rank)
@@ -104,6 +107,7 @@ def test_vllm_v1(opened: Open) -> None:
     first = look()
     assert (first.start, first.end) == (5 * SECOND, 5 * SECOND)
     assert (first.running, first.waiting, first.slots, first.kv_use) == (6.0, 4.0, 16.0, 0.9)
+    assert first.deferred == 3.0
     assert (first.prompt_tokens, first.generated_tokens, first.flops, first.latencies) == (None, None, None, ())
 
     engine.say("vllm:prompt_tokens_total", 1_000, engine="0")
@@ -261,6 +265,57 @@ def test_sglang_counts_the_requests_of_all_priorities_once(opened: Open) -> None
         engine.say("sglang:num_grammar_queue_reqs", 1, priority="", dp_rank=dp)
     first = look()
     assert (first.running, first.waiting, first.slots) == (10, 8, 32)
+
+
+@pytest.mark.parametrize(
+    ("queues", "waiting", "deferred"),
+    [
+        ({"decode_prealloc": 120, "decode_transfer": 3}, 125, 3),
+        ({"prefill_bootstrap": 200, "prefill_inflight": 40}, 242, 240),
+        ({"prefill_prealloc": 200, "prefill_inflight": 40}, 242, 240),
+        ({}, 2, None),
+    ],
+)
+def test_requests_between_sglangs_prefill_and_decode_servers_wait(
+    opened: Open, queues: dict[str, int], waiting: int, deferred: int | None
+) -> None:
+    """Only those that wait for KV cache could start at once; each is counted again under its priority."""
+    engine, look = opened("sglang 0.5.9, prefill and decode apart", "sglang serve")
+    for priority in ("", "1"):
+        engine.say("sglang:num_running_reqs", 0, priority=priority)
+        engine.say("sglang:num_queue_reqs", 2, priority=priority)
+        for queue, requests in queues.items():
+            engine.say(f"sglang:num_{queue}_queue_reqs", requests, priority=priority)
+    engine.say("sglang:token_usage", 0.99, priority="")
+    said = look()
+    assert (said.running, said.waiting, said.deferred) == (0, waiting, deferred)
+
+
+def test_what_an_api_server_of_vllm_knew_before_is_not_the_kv_cache_use(opened: Open) -> None:
+    engine, look = opened("vllm 0.11 with several API servers", "vllm serve m --api-server-count 2")
+    engine.say("vllm:num_requests_running", 5)
+    for pid, use in (("271", 0.97), ("272", 0.1)):
+        engine.say("vllm:kv_cache_usage_perc", use, pid=pid)
+    assert look().kv_use is None
+    engine.say("vllm:gpu_cache_usage_perc", 0.1)
+    assert look().kv_use == 0.1
+
+
+@pytest.mark.parametrize(
+    ("series", "seconds"),
+    [
+        ("vllm:num_requests_running 1", inf),
+        ("sglang:num_running_reqs 1", 30),
+        ("trtllm_num_requests_running 1", inf),
+        ('nv_trt_llm_request_metrics{request_type="active"} 1', 0),
+        ("tgi_batch_current_size 1", 0),
+        ('dynamo_component_inflight_requests{dynamo_endpoint="generate"} 1', 0),
+        ("dynamo_frontend_active_requests 1", 0),
+    ],
+)
+def test_how_long_an_engine_keeps_the_gauges_of_its_last_pass(series: str, seconds: float) -> None:
+    figures = read_metrics(MetricsPage(f"{series}\n"), "")
+    assert (figures.running, figures.outdated_seconds) == (1, seconds)
 
 
 @pytest.mark.parametrize(("mode", "tokens"), [("decode", (0, 400)), ("prefill_compute", (400, 0))])

@@ -6,6 +6,7 @@ from math import inf
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client import Histogram as Published
 
@@ -57,6 +58,17 @@ def test_pages_too_far_apart_say_nothing_of_the_time_between() -> None:
     rare = Replica({}, interval=100 * SECOND)
     rare.update(figures(generated=1), 0, placement=HOLDER)
     assert rare.update(figures(generated=9), 240 * SECOND, placement=HOLDER).generated_tokens == 8
+
+
+@pytest.mark.parametrize(("outdated", "wanted"), [(30.0, 30), (inf, 40), (0.0, 0)])
+@pytest.mark.parametrize("tokens", ["generated", "prompt"])
+def test_gauges_may_be_those_of_the_last_pass_until_so_long_after_it(tokens: str, outdated: float, wanted: int) -> None:
+    """A page every five seconds: tokens on the first and the eighth, a restart on the sixteenth."""
+    counts = [1.0] * 7 + [2.0] * 8 + [0.0] * 8
+    said = heard(*(replace(figures(**{tokens: count}), outdated_seconds=outdated) for count in counts))
+    of_last_pass = [s.last_pass for s in said]
+    since = [*range(0, 35, 5), *range(0, 40, 5), *range(0, 40, 5)]
+    assert of_last_pass == [seconds < wanted for seconds in since]
 
 
 def test_what_an_engine_does_not_say_is_none() -> None:
@@ -250,5 +262,7 @@ def test_options_and_shares() -> None:
     assert option_number("vllm serve --max-num-seqs-other 8", "max-num-seqs") is None
     assert option_number("vllm serve -tp 4", "tensor-parallel-size", "tp") == 4
     assert option_number("x --max-num-seqs eight", "max-num-seqs") is None
+    assert option_number("vllm serve -tp 2\nbash -c vllm serve -tp 4", "tp") == 2
+    assert option_number("VLLM::APIServer\nvllm serve -tp 4", "tp") == 4
     assert (share(None), share(0.5), share(42.0, percent=True), share(3.0)) == (None, 0.5, 0.42, 1.0)
     assert len({(engine.name, engine.prefixes) for engine in ENGINES}) == len(ENGINES)
