@@ -393,7 +393,7 @@ def test_what_one_page_does_to_us_keeps_nobody_else_from_being_asked(opened: Ope
     bench.until(lambda: bench.count("malformed") == 1)
     for wanted in (1, 2):
         bench.until(lambda wanted=wanted: len(bench.serving) >= wanted, step=0.2)  # type: ignore[misc]
-    assert "cannot be read (TypeError(" in "".join(bench.said)
+    assert "cannot be read (AttributeError(" in "".join(bench.said)
 
 
 class Ports(EngineDiscovery):
