@@ -64,7 +64,7 @@ class WorkloadListener(Protocol):
     def poll(self, now: int, processes: Sequence[WorkloadProcess], lookup: ProcessLookup) -> WorkloadUpdate:
         """Return what came since the last call; `now` is monotonic nanoseconds, rounded to milliseconds.
 
-        `processes` are those that the GPUs list now. Never raises an error that a workload could cause.
+        `processes` are those that the GPUs listed last. Never raises an error that a workload could cause.
         """
         ...
 

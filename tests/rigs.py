@@ -47,6 +47,8 @@ class FakeSource:
         self.health: tuple[Health, ...] = ()
         self.late = 0
         """Nanoseconds by which its values lag."""
+        self.empty = 0
+        """Reads to come that give no reading; the next one covers their time."""
         self.gate = threading.Event()
         self.gate.set()
         self.inside = threading.Event()
@@ -65,6 +67,9 @@ class FakeSource:
         self.gate.wait(PATIENCE)
         if self.trouble:
             raise self.trouble.popleft()
+        if self.empty and self.last is not None:
+            self.empty -= 1
+            return ReadResult(self.devices, (), self.faults, self.health, self.last)
         before, self.last = self.last, now
         readings = () if before is None or before == now else tuple(self._reading(d.uuid, before) for d in self.devices)
         settled = now - self.late if self.late else None
@@ -98,10 +103,12 @@ class FakeScheduler:
         self.trouble: Exception | None = None
         self.closes = 0
 
-    def poll(self, now: int, _devices: Sequence[Device], _readings: Sequence[Reading]) -> SchedulerState:
+    def poll(self, now: int, _devices: Sequence[Device], readings: Sequence[Reading]) -> SchedulerState:
         if self.trouble is not None:
             raise self.trouble
-        return replace(self.word, allocations=self.said, at=now - self.age)
+        listed = {process.pid for reading in readings for process in reading.processes or ()}
+        members = {pid: member for pid, member in self.word.members.items() if pid in listed}
+        return replace(self.word, allocations=self.said, at=now - self.age, members=members)
 
     def members(self, pids: Sequence[int]) -> Mapping[int, Member]:
         return {pid: self.word.members[pid] for pid in pids if self.proves and pid in self.word.members}

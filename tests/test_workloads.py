@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from exporter.core.model import SECOND, Fault, Process, ServingReport, TrainingReport
-from exporter.schedulers.base import Member, SchedulerState
+from exporter.schedulers.base import Member, SchedulerError, SchedulerState
 from exporter.workloads import ProcessLookup, WorkloadProcess, WorkloadUpdate
 from tests.rigs import FakeScheduler, Rig
 from tests.worlds import WORKING, held
@@ -31,6 +31,10 @@ class Listens:
             raise self.trouble
         says, self.says = self.says, WorkloadUpdate(counts=self.says.counts)
         return says
+
+    def uuids(self) -> list[tuple[str, ...]]:
+        """The GPUs of each process in the last call."""
+        return [guest.uuids for guest in self.asked[-1][1]]
 
     def close(self) -> None:
         self.closes += 1
@@ -64,6 +68,40 @@ def test_a_listener_is_told_who_is_on_the_gpus_and_whose_any_process_is(rig: Rig
     assert guests == (WorkloadProcess(7, "41", ("GPU-0", "GPU-1"), "3", "serving"),)
     assert now <= rig.clock.now()
     assert listens.knows == {8: WorkloadProcess(8, "41", (), "", "serving")}
+
+
+def test_processes_of_a_gpu_without_a_reading_or_a_list_are_those_that_it_listed_last(
+    rig: Rig, listens: Listens
+) -> None:
+    """DCGM's values come after every third read or so, and the driver's list of processes may fail for a while."""
+    rig.tick(3)
+    known = listens.asked[-1][1]
+    rig.source.empty = 2
+    rig.tick(3)
+    for uuid in ("GPU-0", "GPU-1"):
+        rig.source.signals_of[uuid] = WORKING | {"processes": None}
+        rig.tick(2)
+    assert [guests for _, guests in listens.asked[-7:]] == [known] * 7
+    rig.source.empty, rig.scheduler.trouble = 1, SchedulerError("gone for a moment")
+    rig.tick(2)
+    assert [guests for _, guests in listens.asked[-2:]] == [known] * 2
+
+
+def test_processes_are_gone_with_the_next_list_their_allocation_or_themselves(rig: Rig, listens: Listens) -> None:
+    rig.tick(3)
+    rig.source.signals_of["GPU-0"] = WORKING | {"processes": ()}
+    rig.tick()
+    assert listens.uuids() == [("GPU-1",)]
+    rig.source.empty, rig.scheduler.said = 3, rig.scheduler.said[:1]
+    rig.tick()
+    assert listens.asked[-1][1] == ()
+    rig.scheduler.said += (replace(rig.scheduler.said[0], uuid="GPU-1"),)
+    rig.source.empty = 0
+    rig.tick()
+    assert listens.uuids() == [("GPU-1",)]
+    rig.source.empty, rig.scheduler.proves = 1, False
+    rig.tick()
+    assert listens.asked[-1][1] == ()
 
 
 def test_what_is_heard_reaches_the_ledger(rig: Rig, listens: Listens) -> None:

@@ -102,17 +102,34 @@ def with_condition(devices: tuple[Device, ...], condition: str) -> tuple[Device,
     return tuple(device if device.condition else replace(device, condition=condition) for device in devices)
 
 
-def workload_processes(state: SchedulerState, readings: Iterable[Reading]) -> tuple[WorkloadProcess, ...]:
-    """Return the processes on GPUs that belong to the job to which their GPU is allocated."""
-    holds = {(allocation.uuid, allocation.owner.job_id) for allocation in state.allocations if allocation.end is None}
-    uuids_by_pid: dict[int, list[str]] = {}
-    for reading in readings if state.members else ():
-        for process in reading.processes or ():
-            member = state.members.get(process.pid)
-            if member is not None and (reading.uuid, member.job_id) in holds:
-                uuids_by_pid.setdefault(process.pid, []).append(reading.uuid)
-    present = {pid: member for pid, member in state.members.items() if pid in uuids_by_pid}
-    return tuple(processes_of_holders(state, present, uuids_by_pid).values())
+class ProcessTracker:
+    """Keeps the processes that each GPU listed last, and their jobs.
+
+    A tick without a reading of a GPU, or without its list, does not show that its processes are gone: values may arrive
+    after the read, and listing may fail.
+    """
+
+    def __init__(self) -> None:
+        self._listed: dict[str, tuple[int, ...]] = {}
+        self._members: dict[int, Member] = {}
+
+    def update(self, state: SchedulerState, readings: Iterable[Reading]) -> tuple[WorkloadProcess, ...]:
+        """Return the processes on GPUs that belong to the job to which their GPU is allocated."""
+        held = [
+            (allocation.uuid, allocation.owner.job_id) for allocation in state.allocations if allocation.end is None
+        ]
+        lists = {r.uuid: tuple(each.pid for each in r.processes) for r in readings if r.processes is not None}
+        known = self._listed | lists
+        self._listed = {uuid: known[uuid] for uuid, _ in held if uuid in known}
+        present = {pid for pids in self._listed.values() for pid in pids}
+        self._members = {pid: who for pid, who in (self._members | dict(state.members)).items() if pid in present}
+        uuids_by_pid: dict[int, list[str]] = {}
+        for uuid, job_id in dict.fromkeys(held):
+            for pid in self._listed.get(uuid, ()):
+                if pid in self._members and self._members[pid].job_id == job_id:
+                    uuids_by_pid.setdefault(pid, []).append(uuid)
+        of_holders = {pid: self._members[pid] for pid in uuids_by_pid}
+        return tuple(processes_of_holders(state, of_holders, uuids_by_pid).values())
 
 
 def processes_of_holders(
@@ -193,7 +210,7 @@ class Collector:
         self._selector, self._pause = selector, pause
         self._scheduler = scheduler if mask is None else MaskedScheduler(scheduler, mask)
         self._inventory, self._inventory_file = inventory or Inventory(), inventory_file
-        self._rank_tracker, self._condition = RankTracker(), ""
+        self._rank_tracker, self._process_tracker, self._condition = RankTracker(), ProcessTracker(), ""
         self._paused = False
         self._requests: queue.SimpleQueue[tuple[int, bool] | Rules | None] = queue.SimpleQueue()
         self._results: queue.SimpleQueue[Collected] = queue.SimpleQueue()
@@ -311,7 +328,7 @@ class Collector:
 
     def _collect_workloads(self, collected: Collected, state: SchedulerState, batch: ReadResult) -> None:
         """Add the reports of workloads; a listener that fails does not affect the others."""
-        processes = self._verified(workload_processes(state, batch.readings))
+        processes = self._verified(self._process_tracker.update(state, batch.readings))
         counts: Counter[str] = Counter()
         for listener in self._listeners:
             try:

@@ -12,7 +12,7 @@ import os
 import platform
 import re
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -477,10 +477,11 @@ class KubernetesScheduler:
         next_ones = [held[key].start for key in held if key[0] == allocation.uuid and key not in self._reported]
         return structs.replace(allocation, end=max(allocation.start, min([now, *next_ones])))
 
-    def _wake(self, readings: Iterable[Reading]) -> None:
-        """Query the kubelet at once when an unallocated GPU becomes busy."""
+    def _wake(self, readings: Collection[Reading]) -> None:
+        """Query the kubelet at once when an unallocated GPU becomes busy; one that was not read is as it was."""
         owned = {uuid for uuid, job_id in self._reported if job_id != UNKNOWN_JOB}
-        unallocated_busy = frozenset(r.uuid for r in readings if r.uuid not in owned and _is_busy(r))
+        unread = self._unallocated_busy.difference(reading.uuid for reading in readings)
+        unallocated_busy = unread.union(r.uuid for r in readings if _is_busy(r)) - owned
         if unallocated_busy - self._unallocated_busy:
             self._watcher.wake()
         self._unallocated_busy = unallocated_busy
