@@ -180,6 +180,7 @@ def apply_hosts(ledger: "Ledger", observation: Observation) -> None:
     if observation.ports is not None:
         ledger.ports, refused = port_states(ledger.ports, observation.ports, at)
         ledger.refused["host"] += refused
+    last = {usage.job_id: usage.end for usage in observation.hosts}
     for usage in observation.hosts:
         job = ledger.jobs.get(usage.job_id)
         host = None if job is None else job.host or JobHost()
@@ -189,6 +190,10 @@ def apply_hosts(ledger: "Ledger", observation: Observation) -> None:
         # RDMA counters belong to the node: they say something about a job only if it has the node to itself.
         network = network_share(ledger.ports.values(), at) if ledger.holding == {usage.job_id} else 0.0
         stalled = sum(job.book.parts[index] for index in STALLS)
+        if usage.end < last[usage.job_id]:  # of several intervals, each has its share of the time
+            stalled = host.stalled + (stalled - host.stalled) * (usage.end - host.until) // (
+                last[usage.job_id] - host.until
+            )
         host.add(usage, stalled=stalled, network=network, policy=ledger.policy)
         job.host = host
 

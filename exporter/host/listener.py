@@ -5,6 +5,7 @@ The agent only collects what the threads have read, so that a file that blocks d
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -20,6 +21,8 @@ INTERVAL_SECONDS = 5.0
 """Interval of both threads: long against the quota's period of 0.1 s, short against the minutes of a stall."""
 SILENCE = 60 * SECOND
 """Time without a completed read after which a thread counts as blocked."""
+KEPT = 600 * SECOND
+"""How long usage waits for a poll: twice the longest `sampling.interval_seconds`. A pause may last a day."""
 
 
 class PeriodicReader:
@@ -80,8 +83,8 @@ class HostListener:
         self._meter, self._sysfs = meter, sysfs
         self._lock, self._stop = threading.Lock(), threading.Event()
         self._jobs: dict[str, list[int]] = {}
-        self._hosts: dict[str, HostUsage] = {}
-        """By job, what was measured since the last poll."""
+        self._hosts: deque[HostUsage] = deque()
+        """What was measured since the last poll."""
         self._ports: tuple[NetworkPort, ...] | None = None
         self._had_ports = False
         """The last read found a port; on a node without any nothing is reported."""
@@ -98,7 +101,8 @@ class HostListener:
                 jobs.setdefault(process.job_id, []).append(process.pid)
         with self._lock:
             self._jobs = jobs
-            hosts, self._hosts = tuple(self._hosts.values()), {}
+            hosts = tuple(self._hosts)
+            self._hosts.clear()
             ports, self._ports = self._ports, None
         for reader in self._readers:
             reader.start()
@@ -116,7 +120,9 @@ class HostListener:
             jobs = self._jobs
         measured = self._meter.measure(jobs, now)
         with self._lock:
-            self._hosts |= {usage.job_id: usage for usage in measured}
+            self._hosts.extend(measured)
+            while self._hosts and now - self._hosts[0].end > KEPT:
+                self._hosts.popleft()
 
     def _read_ports(self, now: int) -> None:
         ports = read_ports(self._sysfs, now)

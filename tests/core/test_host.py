@@ -85,6 +85,17 @@ def test_waiting_is_divided_by_what_explains_it_from_the_second_interval_on() ->
     assert stalls(STORAGE, {"io_pressure": 0.01}) == {}
 
 
+def test_waiting_between_two_observations_is_divided_among_the_intervals_by_their_time() -> None:
+    """A daemon that observes every 20 seconds, and reads the host every 5."""
+    ledger = opened()
+    on(ledger, 5, 25, hosts=(usage(0, 5),))
+    shares: tuple[dict[str, Any], ...] = (STORAGE, {"cpu_pressure": 0.6}, STORAGE, {})
+    on(ledger, 25, 45, hosts=tuple(usage(5 * n, 5 * n + 5, **values) for n, values in enumerate(shares, 1)))
+    found = ledger.jobs["41"].host
+    assert found is not None
+    assert found.stalls == {"storage": 10 * S, "cpu": 5 * S}, "and 5 s of no cause"
+
+
 def test_a_gpu_that_works_has_no_waiting_to_explain() -> None:
     ledger = opened(signals=WORKING)
     for start in (5, 10):

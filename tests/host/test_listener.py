@@ -10,9 +10,10 @@ import pytest
 from exporter.clock import SystemClock
 from exporter.config import Config
 from exporter.core.model import SECOND, HostUsage
-from exporter.host.listener import SILENCE, HostListener, open_host
+from exporter.host.listener import KEPT, SILENCE, HostListener, open_host
 from exporter.host.pressure import MAX_JOBS
 from exporter.workloads import WorkloadProcess, WorkloadUpdate
+from tests.clocks import JumpClock
 from tests.host.test_rdma import IB, port
 from tests.waiting import PATIENCE, wait_for
 
@@ -69,10 +70,44 @@ def test_usage_and_ports_come_with_a_later_poll_once_each(listener: HostListener
     until(both)
     assert meter.jobs == {"7": [11, 12], "8": [21]}
     assert {usage.job_id for each in found for usage in each.hosts} == {"7", "8"}
-    assert all(len({usage.job_id for usage in each.hosts}) == len(each.hosts) for each in found)
     (ports,) = {tuple(p.name for p in each.ports) for each in found if each.ports is not None}
     assert ports == ("mlx5_0:1",)
     assert all(each.faults == () for each in found)
+
+
+class HandClock(JumpClock):
+    """A clock that a test sets; who waits on it waits until then."""
+
+    def wait(self, until: int, stop: threading.Event) -> None:
+        while self._now < until and not stop.wait(0.001):
+            pass
+
+
+def test_all_usage_since_the_last_poll_is_kept_however_long_the_interval_but_not_that_of_a_long_pause(
+    meter: Meter, tmp_path: Path
+) -> None:
+    clock = HandClock()
+    made = HostListener(meter, clock, sysfs=tmp_path)  # type: ignore[arg-type]
+    try:
+        poll(made, *JOB[:1], now=0)
+        for second in (0, 300, 305):
+            read_at(made, clock, second)
+        assert ends(poll(made, *JOB[:1])) == [0, 300, 305]
+        for second in (400, 1000, 1001 + KEPT // SECOND):
+            read_at(made, clock, second)
+        assert ends(poll(made)) == [1001 + KEPT // SECOND]
+    finally:
+        made.close()
+
+
+def read_at(listener: HostListener, clock: HandClock, second: int) -> None:
+    clock._now = second * SECOND
+    until(lambda: [usage.end for usage in tuple(listener._hosts)[-1:]] == [clock.now()])
+
+
+def ends(update: WorkloadUpdate) -> list[int]:
+    """The ends of the intervals, in seconds."""
+    return [usage.end // SECOND for usage in update.hosts]
 
 
 def test_a_reader_that_blocks_holds_up_nothing_and_becomes_a_fault(listener: HostListener, meter: Meter) -> None:
