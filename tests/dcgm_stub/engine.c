@@ -8,7 +8,7 @@ enum { MAX_WATCHES = 32, EARLY_US = 60 };
 static const uint64_t OUTSIDE = ~0ULL; /* the client that the script speaks of */
 static const double LONGEST_S = 3600;
 
-struct watch { uint64_t client; int64_t period; double keep; };
+struct watch { uint64_t client; int64_t period; double keep; bool unsampled; };
 struct series {
     int place, field, watches, first, count, room;
     struct watch watch[MAX_WATCHES];
@@ -67,12 +67,23 @@ static int64_t lateness(int field) {
     return 0;
 }
 
+/* On older boards the profiling module samples these fields, and the cache may have watches that it has ended. */
+static bool sampled(const struct series *s) {
+    if (!profiled(s->field) || world.gpu[gpu_of(s->place)].gpm) return s->watches;
+    for (int i = 0; i < s->watches; i++)
+        if (!s->watch[i].unsampled) return true;
+    return false;
+}
+
+bool engine_sampled(int place, int field) { return table[place][field] && sampled(table[place][field]); }
+
 static bool measure(struct series *s, struct value *to) {
     const struct field *f = &FIELDS[s->field];
     const struct gpu *g = &world.gpu[gpu_of(s->place)];
     int level = (int)entity_at(s->place).group, instance = instance_of(s->place);
     if (g->stuck || g->detached || unit_at(s->place)->status[s->field]) return false;
     if (!profiled(s->field)) return measure_gauge(s->place, s->field, to);
+    if (!sampled(s)) return s->base.known = false;
     errors_logged += level > f->level || unit_at(s->place)->blank[s->field] == 1;
     if (level > f->level || (instance >= 0 && !g->instance[instance].computes)) return false;
     if (paused || world.paused) return blank_of(s->field, 1, to), s->base.known = false, rates_forget(s->place), true;
@@ -142,6 +153,13 @@ status_t engine_unwatch(int place, int field, uint64_t client) {
     if (!w) return NOT_WATCHED;
     remove_watch(table[place][field], w);
     return OK;
+}
+
+void engine_end_profiling(int place, uint64_t client) {
+    for (int f = 0; f < FIELD_COUNT; f++) {
+        struct watch *w = profiled(f) ? watch_of(table[place][f], client) : NULL;
+        if (w) w->unsampled = true;
+    }
 }
 
 void engine_forget_client(uint64_t client) {

@@ -30,7 +30,7 @@ unsigned metric_groups(unsigned gpu, struct metric_group *to) {
 static bool wanted(const struct metric_group *group, int place, const uint16_t *more, unsigned n) {
     for (unsigned i = 0; i < group->count; i++) {
         int field = field_at(group->field[i]);
-        if (field >= 0 && engine_watched(place, field)) return true;
+        if (field >= 0 && engine_sampled(place, field)) return true;
         for (unsigned k = 0; k < n; k++)
             if (more[k] == group->field[i]) return true;
     }

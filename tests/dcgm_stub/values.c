@@ -9,10 +9,15 @@
 
 /* ---- watching ---- */
 
+static bool has_profiling(const uint16_t *fields, unsigned n) {
+    for (unsigned k = 0; k < n; k++)
+        if (fields[k] > 1000 && fields[k] < 1100) return true;
+    return false;
+}
+
 static status_t refused(const struct entity *e, unsigned entities, const uint16_t *fields, unsigned n) {
     status_t status = OK;
-    bool profiling = false;
-    for (unsigned k = 0; k < n; k++) profiling = profiling || (fields[k] > 1000 && fields[k] < 1100);
+    bool profiling = has_profiling(fields, n);
     for (unsigned i = 0; i < entities && !status; i++) {
         int place = place_of(e[i]);
         if (place < 0) return BADPARAM;
@@ -38,7 +43,17 @@ static status_t each(uint64_t client, const struct entity *e, unsigned entities,
     return status;
 }
 
-/* What fails on one GPU leaves nothing of the group watched. */
+/* Unwatches these fields; and where the profiling module samples them, before Hopper, it ends all that this client
+ * profiles of the group: it is told the group alone. So does NVIDIA's DcgmHostEngineHandler::UnwatchFieldGroup, with
+ * DCGM_PROFILING_SR_UNWATCH_FIELDS ("Unwatch all fields for a group of GPUs"). */
+static status_t unwatch(uint64_t client, const struct entity *e, unsigned entities, const uint16_t *fields, unsigned n) {
+    status_t status = each(client, e, entities, fields, n, false, 0, 0, 0);
+    for (unsigned i = 0; i < entities && has_profiling(fields, n); i++)
+        if (place_of(e[i]) >= 0) engine_end_profiling(place_of(e[i]), client);
+    return status;
+}
+
+/* What fails on one GPU leaves nothing of the group watched: WatchFieldGroup then calls UnwatchFieldGroup. */
 status_t dcgmWatchFields(handle_t h, group_t group, group_t fields, int64_t us, double keep, int samples) {
     ENTER(h);
     struct entity e[MAX_GROUP_ENTITIES];
@@ -49,7 +64,8 @@ status_t dcgmWatchFields(handle_t h, group_t group, group_t fields, int64_t us, 
     if (!status && us <= 0) status = BADPARAM;
     if (status) return leave(status);
     status = refused(e, entities, field, n);
-    each(h, e, entities, field, n, !status, us, keep, samples);
+    if (status) unwatch(h, e, entities, field, n);
+    else each(h, e, entities, field, n, true, us, keep, samples);
     return leave(status);
 }
 
@@ -60,7 +76,7 @@ status_t dcgmUnwatchFields(handle_t h, group_t group, group_t fields) {
     unsigned entities, n;
     status_t status = group ? group_entities(group, e, &entities) : BADPARAM;
     if (!status) status = group_fields(fields, field, &n);
-    return leave(status ? status : each(h, e, entities, field, n, false, 0, 0, 0));
+    return leave(status ? status : unwatch(h, e, entities, field, n));
 }
 
 status_t dcgmUpdateAllFields(handle_t h, int wait) {

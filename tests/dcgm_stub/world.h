@@ -155,6 +155,7 @@ bool exists(int place);
 void engine_wipe(void);
 status_t engine_watch(int place, int field, uint64_t client, int64_t period, double keep, int samples);
 status_t engine_unwatch(int place, int field, uint64_t client);
+void engine_end_profiling(int place, uint64_t client); /* ends the sampling of all its profiling fields, if not by GPM */
 void engine_forget_client(uint64_t client);
 unsigned engine_watches(void);
 void engine_pause(bool paused);
@@ -164,6 +165,7 @@ status_t engine_since(int place, int field, int64_t since, struct value **to, in
 status_t engine_latest(int place, int field, bool live, struct value *to);
 bool profiled(int field); /* it is one of the profiling fields */
 bool engine_watched(int place, int field);
+bool engine_sampled(int place, int field); /* not only watched */
 /* Lines of its own log in which the engine complains of a profiling field: one a sample that the driver does not have,
  * and one a question for a field that nobody watches. */
 extern unsigned long errors_logged;

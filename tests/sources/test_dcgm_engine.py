@@ -249,6 +249,82 @@ def test_a_counter_that_stays_blank_is_given_up_and_asked_for_again_an_hour_late
     assert closed.readings(3701, 3702, 3703)[-1].fp16_active == pytest.approx(0.05)
 
 
+@pytest.mark.parametrize("older", [True, False])
+def test_the_end_of_one_profiling_watch_ends_all_of_its_group_before_hopper(closed: DcgmRig, *, older: bool) -> None:
+    """The profiling module, which samples older boards, is told the group alone; it is so after a refused watch too."""
+    closed.say(f"gpu * gpm {int(not older)}")
+    client = an_engine(closed)
+    tensor, dram = client.field_group(1004), client.field_group(1005)
+    both, power = client.field_group(1004, 1005), client.field_group(155)
+    group = client.group((GPU, 0))
+
+    def sampled() -> tuple[int, int]:
+        """How many values of tensor activity and of power come in ten seconds."""
+        before = closed.stub.now
+        closed.stub.run(before + 10_000_000)
+        return len(client.since((group, tensor), before + 1)), len(client.since((group, power), before + 1))
+
+    for fields in (both, power):
+        client.dcgmWatchFields(group, fields, 1_000_000, 60.0, 0)
+    assert sampled() == (10, 10)
+    client.dcgmUnwatchFields(group, dram)
+    assert sampled() == ((0 if older else 10), 10)
+    client.dcgmWatchFields(group, both, 1_000_000, 60.0, 0)
+    assert sampled() == (10, 10)
+    closed.say("gpu 0 error dcgmWatchFields -6")
+    closed.stub.run(closed.stub.now)
+    client.refusal("dcgmWatchFields", group, dram, 1_000_000, 60.0, 0)
+    assert sampled() == ((0 if older else 10), 10)
+
+
+def test_giving_up_a_blank_counter_leaves_the_others_sampled_before_hopper_too(closed: DcgmRig) -> None:
+    closed.say("gpu * gpm 0", "gpu * blank 1007 blank")
+    closed.open()
+    closed.readings(*range(90))
+    before = closed.stub.count("errors_logged")
+    assert seconds_with_tensor(closed, 90, 120) == 30
+    assert closed.stub.count("errors_logged") == before
+    closed.unsay("gpu * blank 1007 blank")
+    closed.readings(*range(3600, 3700, 5), *range(3700, 3710))
+    assert seconds_with_tensor(closed, 3710, 3720) == 10
+    assert closed.readings(3720)[-1].fp32_active is not None
+
+
+def test_a_counter_that_is_refused_when_it_is_asked_for_again_leaves_the_others_sampled(closed: DcgmRig) -> None:
+    """Another client watches counters that cannot be read together with it."""
+    others = (1007, 1008, 1009, 1010, 1011)
+    groups = (f"gpu * group 2 {minor} {field}" for minor, field in enumerate((1006, *others)))
+    closed.say("gpu * gpm 0", "gpu * group 1 0 1001 1002 1004 1005", *groups, "gpu * blank 1006 blank")
+    closed.open()
+    closed.readings(*range(90))
+    closed.say(*(f"watcher {field} 1000" for field in others))
+    closed.unsay("gpu * blank 1006 blank")
+    closed.readings(*range(3600, 3700, 5), *range(3700, 3720))
+    assert seconds_with_tensor(closed, 3720, 3740) == 20
+    assert kinds(closed.read(3741)) == set()
+
+
+def test_a_refused_watch_that_ended_all_profiling_is_retried_and_meanwhile_there_are_gauges(closed: DcgmRig) -> None:
+    closed.say("gpu * gpm 0", "gpu * blank 1007 blank")
+    closed.open()
+    closed.readings(*range(50))
+    closed.say("gpu * error dcgmWatchFields -33")
+    readings = [reading for second in range(50, 100) for reading in closed.read(second).readings]
+    assert "profiling_refused" in kinds(closed.read(100))
+    assert readings[-1].tensor_active is None
+    assert readings[-1].gpu_utilization is not None
+    closed.unsay("gpu * error dcgmWatchFields -33")
+    closed.readings(*range(101, 125))
+    assert seconds_with_tensor(closed, 125, 135) == 10
+    assert kinds(closed.read(136)) == set()
+
+
+def seconds_with_tensor(rig: DcgmRig, start: int, end: int) -> float:
+    """Seconds with tensor activity that readings of so many reads, one a second, have of a GPU."""
+    found = [reading for reading in rig.readings(*range(start, end)) if reading.tensor_active is not None]
+    return sum(reading.end - reading.start for reading in found) / SECOND
+
+
 def test_what_was_given_up_stays_so_when_the_board_is_watched_anew_and_comes_back_in_its_hour(closed: DcgmRig) -> None:
     closed.say("gpu * blank 1008 blank")
     closed.open()

@@ -395,8 +395,9 @@ class DcgmSource:
     def _review_blank_fields(self, now: int) -> None:
         for board in self._boards.values():
             if board.condition not in _UNAVAILABLE and board.whole_group is not None:
-                with suppress(DcgmRefusal):
-                    review_blank_fields(self._client, self._fields, board, period=self._period, now=now)
+                review_blank_fields(
+                    self._client, self._fields, board, period=self._period, now=now, since=self._clock.valid_since()
+                )
 
     def _add_standing_faults(self, now: int) -> None:
         """Add the faults of boards that cannot be measured, at every read."""

@@ -159,35 +159,43 @@ def unwatch_board(client: DcgmClient, board: DcgmBoard) -> None:
 
 def _watch(client: DcgmClient, board: DcgmBoard, group: Any, field_group: Any, period: int) -> None:
     client.watch(group, field_group, period=period, keep_seconds=KEEP_SECONDS)
-    board.watched.append((group, field_group))
+    if (group, field_group) not in board.watched:
+        board.watched.append((group, field_group))
 
 
 def watch_profiling(client: DcgmClient, fields: SupportedFields, board: DcgmBoard, *, period: int, since: int) -> None:
-    """Watch the profiling fields that are not watched yet, or set `board.refused` to the reason.
+    """Watch all profiling fields of a board that can be read together, or set `board.refused` to the reason.
 
-    Of a partitioned board the activity is measured per instance, and the links of the board as a whole.
+    Those of a group are watched at once, and again with each change of one of them: on boards before Hopper the engine
+    ends the sampling of all profiling fields of a group when one of them is unwatched, or a watch is refused
+    (DcgmHostEngineHandler::UnwatchFieldGroup of NVIDIA/DCGM). Of a partitioned board the activity is measured per
+    instance, and the links of the board as a whole.
     """
     readable = _one_pass(fields, _metric_groups(client, board.gpu))
     chosen = [number for number in readable if number not in board.given_up]
-    series = _of_series(fields, chosen)
-    rates = [number for number in chosen if number in fields.rates]
-    per_instance = [number for number in rates if fields.rates[number].name in INSTANCE and board.partitioned]
-    of_board = [number for number in rates if number not in per_instance]
-    watches = ((series, board.measured_group), (per_instance, board.parts_group), (of_board, board.whole_group))
-    try:
-        for ids, group in watches:
-            if board.profiling_fields.issuperset(ids):
-                continue
-            _watch(client, board, group, fields.group(ids), period)
-            board.profiling_fields |= set(ids)
-            if ids is series:
-                board.ratios = fields.group(ids)
-                _start_series(fields, board, _of_series(fields, readable), period=period, since=since)
-    except DcgmRefusal as refusal:
-        board.refused = _reason(refusal)
-        board.permanently_refused = refusal.kind in ("profiling_not_supported", "not_supported", "gpu_not_supported")
-        return
-    board.refused = "" if series else REFUSAL_REASONS["profiling_not_supported"]
+    board.refused = "" if _of_series(fields, chosen) else REFUSAL_REASONS["profiling_not_supported"]
+    board.permanently_refused = False
+    for group in (board.measured_group, board.whole_group) if board.partitioned else (board.whole_group,):
+        before, ids = (
+            [number for number in numbers if _group_of(fields, board, number) is group]
+            for numbers in (sorted(board.profiling_fields), chosen)
+        )
+        board.profiling_fields.difference_update(before)
+        try:
+            if ended := [number for number in before if number not in ids]:
+                client.unwatch(group, fields.group(ended))
+            if ids:
+                _watch(client, board, group, fields.group(ids), period)
+                board.profiling_fields.update(ids)
+        except DcgmRefusal as refusal:
+            board.refused = _reason(refusal)
+            board.permanently_refused = refusal.kind in (
+                "profiling_not_supported",
+                "not_supported",
+                "gpu_not_supported",
+            )
+            break
+    _update_series(fields, board, _of_series(fields, readable), period=period, since=since)
 
 
 def _of_series(fields: SupportedFields, ids: Iterable[int]) -> list[int]:
@@ -195,13 +203,19 @@ def _of_series(fields: SupportedFields, ids: Iterable[int]) -> list[int]:
     return [number for number in ids if number in fields.ratios or number in fields.cycles]
 
 
-def _start_series(fields: SupportedFields, board: DcgmBoard, ids: Sequence[int], *, period: int, since: int) -> None:
-    """Start the series of each instance, or of the board if it has none."""
+def _update_series(fields: SupportedFields, board: DcgmBoard, ids: Sequence[int], *, period: int, since: int) -> None:
+    """Have the series of each instance, or of the board if it has none, expect the fields that are watched."""
+    watched = _of_series(fields, sorted(board.profiling_fields))
+    board.ratios = fields.group(watched) if watched else None
     for unit in board.measured_units:
-        unit.series = SampleSeries(ids, period=period, since=since, counters=fields.cycles.keys() & set(ids))
-        unit.series.leave(board.given_up)
-        unit.cycles = _cycle_counters(fields, ids)
-    board.cadence = Cadence(period)
+        if not watched:
+            unit.series = unit.cycles = None
+        elif unit.series is None:
+            unit.series = SampleSeries(ids, period=period, since=since, counters=fields.cycles.keys() & set(ids))
+            unit.cycles = _cycle_counters(fields, ids)
+        if unit.series is not None:
+            unit.series.leave(board.given_up)
+    board.cadence = board.cadence or Cadence(period)
 
 
 def _group_of(fields: SupportedFields, board: DcgmBoard, field: int) -> Any:
@@ -215,9 +229,9 @@ ASK_AGAIN_AFTER = 3600 * SECOND
 
 
 def review_blank_fields(
-    client: DcgmClient, fields: SupportedFields, board: DcgmBoard, *, period: int, now: int
+    client: DcgmClient, fields: SupportedFields, board: DcgmBoard, *, period: int, now: int, since: int
 ) -> None:
-    """End the watch of profiling fields that stay blank, and begin it again an hour later. Raises DcgmRefusal."""
+    """End the watch of profiling fields that stay blank, and begin it again an hour later."""
     numbers = {field for unit in board.units for field in board.profiling_fields if unit.number(field) is not None}
     if not numbers:
         board.blank_since.clear()
@@ -226,23 +240,19 @@ def review_blank_fields(
         board.blank_since.setdefault(field, now)
     for field in numbers:
         board.blank_since.pop(field, None)
-    given_up = [field for field, since in board.blank_since.items() if now - since >= GIVE_UP_AFTER]
+    blank = [field for field, since in board.blank_since.items() if now - since >= GIVE_UP_AFTER]
     retried = [field for field, since in board.given_up.items() if now - since >= ASK_AGAIN_AFTER]
-    if not given_up and not retried:
+    if not blank and not retried:
         return
-    for field in given_up:
-        client.unwatch(_group_of(fields, board, field), fields.group([field]))
+    for field in blank:
         board.given_up[field] = now
         del board.blank_since[field]
     for field in retried:
-        _watch(client, board, _group_of(fields, board, field), fields.group([field]), period)
         del board.given_up[field]
-    board.profiling_fields = (board.profiling_fields | set(retried)) - set(given_up)
-    for unit in board.units:
-        if unit.series is not None:
-            unit.series.leave(board.given_up)
-    remaining = _of_series(fields, sorted(board.profiling_fields))
-    board.ratios = fields.group(remaining) if remaining else board.ratios
+    watch_profiling(client, fields, board, period=period, since=since)
+    if retried and board.refused:  # one of them may be the reason, and it must not cost the others
+        board.given_up |= dict.fromkeys(retried, now)
+        watch_profiling(client, fields, board, period=period, since=since)
 
 
 def _reason(refusal: DcgmRefusal) -> str:
