@@ -517,17 +517,41 @@ def test_a_better_one_that_cannot_be_read_after_all_costs_one_reading_and_is_ask
     assert [after - before for before, after in pairwise(asked)] == [RECHECK_INTERVAL // SECOND + 1] * 2
 
 
-def test_resync_and_pause_reach_the_source_in_use_and_are_nothing_without_one() -> None:
-    world = World(nvml=Rung(refuses=NO_DRIVER))
+def test_resync_and_pause_reach_the_source_in_use(caplog: pytest.LogCaptureFixture) -> None:
+    world = World(nvml=Rung())
     ladder = world.ladder("nvml")
-    for act in (ladder.resync, ladder.pause, ladder.close):
+    for act in (ladder.resync, ladder.close):
         act()
     assert world.events == []
-    world.rungs["nvml"].refuses = ""
     ladder.read(SECOND)
-    for act in (ladder.resync, ladder.pause, ladder.close, ladder.close):
-        act()
+    with caplog.at_level("WARNING"):
+        for act in (ladder.resync, ladder.pause, ladder.close, ladder.close):
+            act()
     assert world.events == ["open nvml", "read nvml", "resync nvml", "pause nvml", "close nvml"]
+    assert not caplog.messages
+
+
+def test_a_source_that_was_not_open_during_a_pause_is_paused_once_before_its_first_read(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A daemon that was killed during the pause left DCGM paused: the read after `pause` resumes it."""
+    world = World(dcgm=Rung(refuses="engine down"), nvml=Rung())
+    ladder = world.ladder("dcgm", "nvml")
+    ladder.pause()
+    assert "cannot pause DCGM for other clients" in caplog.text
+    assert world.events == []
+    ladder.read(SECOND)
+    assert world.events == ["open dcgm", "open nvml", "pause nvml", "read nvml"]
+    world.rungs["dcgm"].refuses = ""
+    world.events.clear()
+    later = SECOND + RECHECK_INTERVAL
+    ladder.try_better(later)
+    ladder.read(later + SECOND)
+    ladder.close()
+    assert world.events == ["open dcgm", "pause dcgm", "close nvml", "read dcgm", "close dcgm"]
+    world.events.clear()
+    ladder.read(later + 2 * SECOND)
+    assert world.events == ["open dcgm", "read dcgm"]
 
 
 # -- as configured --

@@ -117,7 +117,8 @@ class TelemetrySource(Protocol):
     def pause(self) -> None:
         """Release the hardware counters for a profiler; the next `read` acquires them again.
 
-        Called once when a pause begins; `read` is not called until it ends. Never raises.
+        Called once when a pause begins, or when a source is opened after it; `read` is not called before its end. Never
+        raises.
         """
         ...
 

@@ -179,6 +179,8 @@ class SourceSelector:
         self._retry, self._recheck = RetryTimer(chance), RecheckTimer()
         self._unread = False
         """True if the source has just replaced another and was not read yet."""
+        self._missed_pause: set[str] = set()
+        """Candidates that could not be paused, because none was open, and were not opened since."""
 
     @property
     def name(self) -> str:
@@ -248,9 +250,18 @@ class SourceSelector:
             self._source.resync()
 
     def pause(self) -> None:
-        """See `TelemetrySource.pause`."""
+        """See `TelemetrySource.pause`. If no source is open, each is paused as it is opened after the pause.
+
+        A daemon that was killed during the pause may have left it paused, and the first read after `pause` resumes it.
+        """
         if self._source is not None:
             self._source.pause()
+            return
+        self._missed_pause = set(self._names)
+        log.warning(
+            "no source is open as the pause begins: this daemon holds no hardware counters, and cannot pause DCGM for"
+            " other clients (`dcgmi profile --pause` can)"
+        )
 
     def close(self) -> None:
         """Close the open source, if any. Never raises."""
@@ -342,7 +353,11 @@ class SourceSelector:
         return TensorCheck(where, *clauses, announces_tensor=_announces_tensor(source))
 
     def _open(self, name: str) -> TelemetrySource:
-        return _as_source_error(partial(self._opener, name))
+        source = _as_source_error(partial(self._opener, name))
+        if name in self._missed_pause:
+            self._missed_pause.remove(name)
+            source.pause()
+        return source
 
     def _switch_to(self, source: TelemetrySource, candidate: int) -> None:
         replaces = self.name

@@ -11,9 +11,10 @@ import pytest
 from exporter.core.model import SECOND
 from exporter.sources.base import SourceError
 from exporter.sources.dcgm.connection import connect
+from exporter.sources.selector import SourceSelector
 from tests.dcgm_stub.client import COMPUTE, GPU, Client
 from tests.sources.conformance import START
-from tests.sources.dcgm_rig import DcgmRig, gpu_of, kinds, rigged, unpacked
+from tests.sources.dcgm_rig import ADDRESS, DcgmRig, gpu_of, kinds, rigged, unpacked
 
 NOT_SUPPORTED = -6
 
@@ -361,6 +362,24 @@ def test_a_pause_that_these_boards_do_not_need_is_told_at_once(rig: DcgmRig, cap
     (record,) = caplog.records
     assert "a profiler can run beside this" in record.getMessage()
     assert kinds(rig.read(60)) == set()
+
+
+def test_a_pause_that_a_killed_daemon_left_on_the_engine_is_over_with_the_first_read_of_the_next(
+    closed: DcgmRig,
+) -> None:
+    closed.say("gpu * gpm 0")
+    closed.run(START - 8 * SECOND)
+    closed.stub.agent.dcgmProfPause(closed.stub.connect(ADDRESS.removeprefix("unix:")))
+    selector = SourceSelector(("dcgm",), lambda _: closed.open())
+    selector.pause()
+    closed.run(START - 5 * SECOND)
+    batches = [selector.read(closed.clock.now())]
+    for second in range(5):
+        closed.run(START + second * SECOND)
+        batches.append(selector.read(closed.clock.now()))
+    assert all(reading.tensor_active for reading in batches[-1].readings)
+    assert [kinds(batch) for batch in batches] == [set()] * 6
+    assert closed.stub.calls("dcgmProfResume") == 1
 
 
 # -- GPUs that are unbound and bound again --
