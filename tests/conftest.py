@@ -2,6 +2,7 @@
 
 import gc
 import random
+import sys
 from collections.abc import Callable, Iterator
 from itertools import zip_longest
 from pathlib import Path
@@ -56,6 +57,13 @@ def _shuffled(files: list[list[pytest.Item]], dice: random.Random) -> list[pytes
 def pytest_collection_finish() -> None:
     """Spare the garbage collector what was collected: it lives as long as the tests, and is most of what there is."""
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def _nodes_forgotten() -> None:
+    """Forget what the pages of an address have shown: the system may give its port to another test's exporter."""
+    if (source := sys.modules.get("exporter.sources.dcgm_exporter.source")) is not None:
+        source._NODES.clear()
 
 
 @pytest.fixture(name="rigs")

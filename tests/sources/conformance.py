@@ -172,6 +172,14 @@ def a_pause_lets_go_and_the_next_read_begins_anew(rig: Rig) -> None:
     assert all(reading.start >= START + 30 * SECOND for reading in then.readings)
 
 
+def a_pause_before_the_first_read_delays_nothing(rig: Rig) -> None:
+    """As a source is paused that is opened after a pause."""
+    rig.source.pause()
+    first, *_, last = _steps(rig, 0, 1, 2)
+    assert (first.readings, first.faults) == ((), ())
+    assert last.readings
+
+
 def after_a_standstill_no_reading_covers_it(rig: Rig) -> None:
     """A daemon that was stopped (SIGSTOP) for five minutes reads once: that is no word about five minutes."""
     batches = _steps(rig, 0, 1, 2, 302, 303, 304)
@@ -199,6 +207,7 @@ LAWS: tuple[Law, ...] = (
     what_is_seen_was_announced,
     ratios_and_rates_are_in_range,
     a_pause_lets_go_and_the_next_read_begins_anew,
+    a_pause_before_the_first_read_delays_nothing,
     after_a_standstill_no_reading_covers_it,
     closing_twice_is_closing_once,
 )

@@ -22,6 +22,7 @@ from exporter.sources.dcgm_exporter.source import (
     open_dcgm_exporter,
     page_fetcher,
 )
+from exporter.sources.selector import SourceSelector
 from tests.sources.exporter_pages import SPECS, Pages, gpu
 
 SAMPLES = Path(__file__).parents[2] / "../shared/samples/dcgm-exporter"
@@ -130,6 +131,29 @@ def test_the_operator_s_figures_for_a_board_win_and_an_unknown_board_is_told_onc
     assert (mine.name, mine.peak_flops, mine.memory_bandwidth_bytes_per_second) == ("Mine", 1e12, None)
     assert stranger is None
     assert [[(f.kind, f.uuid) for f in batch.faults] for batch in batches] == [[("unknown_model", "GPU-2")], []]
+
+
+def test_another_nodes_page_is_refused_also_by_a_source_that_is_opened_again(server: Server) -> None:
+    """A load-balanced Service: the refusal closes the source, and the selector opens it again a second later."""
+    served, own, other = config(server.url), gpu(0) + gpu(1), gpu(2, Hostname="b") + gpu(3, Hostname="b")
+    selector = SourceSelector(("dcgm-exporter",), lambda _: open_dcgm_exporter(served), chance=lambda: 0.5)
+    boards, refusals = set[str](), list[bool]()
+    for second, page in enumerate((own, own, *(other,) * 4, own, own, other, other, own, own)):
+        server.answer = whole(page.encode())
+        try:
+            boards |= {device.uuid for device in selector.read(2 * second * SECOND).devices}
+        except SourceError as refusal:
+            refusals.append("shows none of the GPUs it showed before" in str(refusal))
+    selector.close()
+    assert (boards, refusals) == ({"GPU-0", "GPU-1"}, [True] * 6)
+
+
+def test_pods_may_come_to_other_gpus_of_the_host_while_the_source_is_closed(server: Server) -> None:
+    for number in range(2):
+        server.answer = whole(gpu(number, pod=f"pod-{number}", namespace="ml").encode())
+        src = open_dcgm_exporter(config(server.url))
+        assert [device.uuid for device in src.read(SECOND).devices] == [f"GPU-{number}"]
+        src.close()
 
 
 def test_one_connection_is_kept(server: Server) -> None:

@@ -213,28 +213,37 @@ class GpuLines(Struct):
             counts[code] = max(int(value), counts.get(code, 0))
 
 
+class ShownNode(Struct):
+    """What the pages of one address have shown of their node."""
+
+    host: str = ""
+    """The host that the last page named."""
+    uuids: set[str] = set()
+
+
 class DcgmExporterPage:
     """Parses successive pages of one URL. Unchanged lines are not parsed again."""
 
-    def __init__(self, url: str, *, hostname: str = "") -> None:
+    def __init__(self, url: str, *, hostname: str = "", node: ShownNode | None = None) -> None:
+        """`node` is what earlier pages have shown."""
         self._url, self._hostname = url, hostname
-        self._host = ""
-        """The host that the last page named."""
+        self._node = node or ShownNode()
         self._parsed_lines: dict[str, list[Sample]] = {}
 
-    def read(self, body: bytes, faults: list[Fault], *, known: Collection[str]) -> dict[str, GpuLines]:
+    def read(self, body: bytes, faults: list[Fault]) -> dict[str, GpuLines]:
         """Return this host's GPUs by UUID, and add a fault for lines that cannot be parsed.
 
-        `known` are the UUIDs on earlier pages. Raises SourceError if it is not a page of this node's exporter.
+        Raises SourceError if it is not a page of this node's exporter.
         """
         samples = self._samples(body.decode("utf-8", "replace"), faults)
         of_host = self._samples_of_host(samples)
         gpus = _lines_by_gpu(of_host)
         host = next((host for sample in of_host if (host := _label(sample, "Hostname"))), "")
         # On the same node, pods may have come to other GPUs while all pods of the known ones ended.
-        moved = host != "" and host == self._host and may_leave_out_free_gpus(gpus.values())
-        self._refuse_other_nodes(samples, gpus, faults, () if moved else known)
-        self._host = host
+        moved = host != "" and host == self._node.host and may_leave_out_free_gpus(gpus.values())
+        self._refuse_other_nodes(samples, gpus, faults, () if moved else self._node.uuids)
+        self._node.host = host
+        self._node.uuids.update(gpus)
         for uuid, gpu in gpus.items():
             conflicts = gpu.conflicts.union(*(instance.conflicts for instance in gpu.instances.values()))
             if conflicts:

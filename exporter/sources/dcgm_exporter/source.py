@@ -32,6 +32,7 @@ from exporter.sources.dcgm_exporter.page import (
     XID_COUNTS,
     DcgmExporterPage,
     GpuLines,
+    ShownNode,
     devices_of,
     figures_of,
     instance_figures,
@@ -230,10 +231,12 @@ class DcgmExporterSource:
         fatal_xids: Collection[int] = Policy().fatal_xids,
         lookup: Callable[[str], Spec | None] = find_spec,
         fetch: PageFetcher | None = None,
+        node: ShownNode | None = None,
     ) -> None:
+        """`node` is what an earlier source of the same address has seen."""
         self._url, self._model = redact_secrets(url), cache(partial(_known_model, lookup=lookup))
         self._fetch = HttpPageFetcher(url, timeout_seconds=timeout_seconds) if fetch is None else fetch
-        self._page = DcgmExporterPage(self._url, hostname=hostname)
+        self._page = DcgmExporterPage(self._url, hostname=hostname, node=node)
         self._max_gap, self._collect_interval = _nanoseconds(max_gap_seconds), _nanoseconds(collect_interval_seconds)
         self._boards: dict[str, _BoardState] = {}
         self._signals: frozenset[str] = frozenset()
@@ -303,7 +306,7 @@ class DcgmExporterSource:
         self._fetch.close()
 
     def _gpus(self, faults: list[Fault]) -> dict[str, GpuLines]:
-        gpus = self._page.read(self._fetch(), faults, known=self._boards.keys())
+        gpus = self._page.read(self._fetch(), faults)
         for gpu in gpus.values():
             board = unpartitioned_figures(gpu) if gpu.instances else figures_of(gpu)
             parts = (instance_figures(gpu, instance) for instance in gpu.instances)
@@ -446,6 +449,10 @@ def page_fetcher(config: Any) -> PageFetcher:
     return TrustedPageFetcher(fetch, httpx.URL(section.url).port or 80)
 
 
+_NODES: dict[tuple[str, str], ShownNode] = {}
+"""By URL and host name. A refused page closes the source, and the next one must not take another node's page either."""
+
+
 def open_dcgm_exporter(config: Any) -> DcgmExporterSource:
     """Open the exporter configured in `config.dcgm_exporter`. Raises SourceError if its page cannot be read now."""
     section = config.dcgm_exporter
@@ -457,6 +464,7 @@ def open_dcgm_exporter(config: Any) -> DcgmExporterSource:
         hostname=section.hostname,
         fatal_xids=config.policy.fatal_xids,
         lookup=partial(find_spec, overrides=config.overrides()),
+        node=_NODES.setdefault((section.url, section.hostname), ShownNode()),
     )
     try:
         source.probe()
