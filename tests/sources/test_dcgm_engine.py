@@ -302,7 +302,7 @@ def test_a_counter_that_is_refused_when_it_is_asked_for_again_leaves_the_others_
     closed.unsay("gpu * blank 1006 blank")
     closed.readings(*range(3600, 3700, 5), *range(3700, 3720))
     assert seconds_with_tensor(closed, 3720, 3740) == 20
-    assert kinds(closed.read(3741)) == set()
+    assert kinds(closed.read(3741)) == {"profiling_refused"}
 
 
 def test_a_refused_watch_that_ended_all_profiling_is_retried_and_meanwhile_there_are_gauges(closed: DcgmRig) -> None:

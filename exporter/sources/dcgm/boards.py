@@ -153,11 +153,12 @@ class DcgmBoard:
         self.cadence: Cadence | None = None
         self.blank_since: dict[int, int] = {}
         self.given_up: dict[int, int] = {}
-        """Profiling fields that this board's driver does not have, and when that was found: monotonic nanoseconds."""
+        """Profiling fields that this board's driver does not have, or that were refused beside others, and when to ask
+        for them again, monotonic nanoseconds."""
         self.silent_since: int | None = None
         """Since when no value that sets the pace has come, monotonic nanoseconds; None: they come."""
         self.refused = ""
-        """Why there is no profiling, as a message; empty if there is."""
+        """Why there is no profiling, or not of all fields, as a message; empty if there is."""
         self.permanently_refused = False
         """True if retrying cannot help."""
         self.recovery_action = 0

@@ -94,8 +94,8 @@ class SampleSeries:
 
     @property
     def since(self) -> int:
-        """Stamp from which values are read next: after the last value of the slowest field, within a limit."""
-        slowest = min((self._last[field] for field in self.fields), default=0)
+        """Stamp to read from next: after the last value of the slowest field, supported or not, within a limit."""
+        slowest = min((self._last[field] for field in self.watched), default=0)
         return max(self._floor, slowest + 1, self.newest - max(MIN_RESEND, self._max_wait))
 
     def add(self, field: int, stamp: int, value: Value) -> None:

@@ -29,6 +29,7 @@ from exporter.sources.dcgm.connection import connect, load_bindings
 from exporter.sources.dcgm.intervals import MeasuredInterval, SampleSeries
 from exporter.sources.dcgm.watches import (
     SupportedFields,
+    WatchTimes,
     review_blank_fields,
     unwatch_board,
     watch_board,
@@ -167,7 +168,7 @@ class DcgmSource:
         health = tuple(self._health(whole=due))
         self._note_silence(now)
         if due:
-            self._review_blank_fields(now)
+            self._review_blank_fields()
         self._add_standing_faults(now)
         faults, self._faults = tuple(self._faults), []
         self._settled = max(self._settled, now - self._slack)
@@ -244,19 +245,18 @@ class DcgmSource:
             self._faults += board.faults
         else:
             board.carry_over(known)
-        watch_board(self._client, self._fields, board, period=self._period, since=self._clock.valid_since())
+        watch_board(self._client, self._fields, board, self._times())
         return board
 
     def _maintain(self, board: DcgmBoard, condition: str) -> None:
         if condition != board.condition:
             board.set_condition(condition)
-        if (
-            board.whole_group is not None
-            and board.refused
-            and not board.permanently_refused
-            and condition not in _UNAVAILABLE
-        ):
-            watch_profiling(self._client, self._fields, board, period=self._period, since=self._clock.valid_since())
+        wanting = board.refused and board.ratios is None and not board.permanently_refused
+        if wanting and board.whole_group is not None and condition not in _UNAVAILABLE:
+            watch_profiling(self._client, self._fields, board, self._times())
+
+    def _times(self) -> WatchTimes:
+        return WatchTimes(self._period, self._clock.valid_since(), self._clock.now())
 
     def _condition(self, gpu: int, board: DcgmBoard | None, *, listed: bool) -> str:
         if not listed:
@@ -392,12 +392,10 @@ class DcgmSource:
             " with `dmesg | grep Xid`, reset or drain that GPU, then `systemctl restart nvidia-dcgm`"
         )
 
-    def _review_blank_fields(self, now: int) -> None:
+    def _review_blank_fields(self) -> None:
         for board in self._boards.values():
             if board.condition not in _UNAVAILABLE and board.whole_group is not None:
-                review_blank_fields(
-                    self._client, self._fields, board, period=self._period, now=now, since=self._clock.valid_since()
-                )
+                review_blank_fields(self._client, self._fields, board, self._times())
 
     def _add_standing_faults(self, now: int) -> None:
         """Add the faults of boards that cannot be measured, at every read."""

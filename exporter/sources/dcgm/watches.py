@@ -1,7 +1,7 @@
 """Chooses the DCGM fields to watch of each board and instance, and watches them on the host engine."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from exporter.core.model import SECOND
 from exporter.sources.cycles import CycleCounters
@@ -126,7 +126,18 @@ class SupportedFields:
         return {self.ratios[number].name: value for number, value in values.items() if number in self.ratios}
 
 
-def watch_board(client: DcgmClient, fields: SupportedFields, board: DcgmBoard, *, period: int, since: int) -> None:
+class WatchTimes(NamedTuple):
+    """The times of a watch that begins now."""
+
+    period: int
+    """Microseconds between two samples."""
+    since: int
+    """Time stamp of the first value that counts, microseconds of the engine's clock."""
+    now: int
+    """Monotonic nanoseconds."""
+
+
+def watch_board(client: DcgmClient, fields: SupportedFields, board: DcgmBoard, times: WatchTimes) -> None:
     """Watch a board and its instances; sets `board.refused` if the engine refuses, to be retried.
 
     A board that is lost, or not supported by DCGM, cannot be added to a group: nothing of it is watched.
@@ -135,15 +146,15 @@ def watch_board(client: DcgmClient, fields: SupportedFields, board: DcgmBoard, *
     try:
         board.whole_group = client.group([board.whole.entity])
         board.parts_group = client.group(parts) if parts else None
-        _watch(client, board, board.whole_group, fields.group(list(fields.gauges_by_id)), period)
-        _watch(client, board, board.whole_group, fields.group(list(fields.health)), max(period, HEALTH_PERIOD_US))
+        _watch(client, board, board.whole_group, fields.group(list(fields.gauges_by_id)), times.period)
+        _watch(client, board, board.whole_group, fields.group(list(fields.health)), max(times.period, HEALTH_PERIOD_US))
         if parts:
-            _watch(client, board, board.parts_group, fields.group(fields.instance_gauges()), period)
+            _watch(client, board, board.parts_group, fields.group(fields.instance_gauges()), times.period)
     except DcgmRefusal as refusal:
         board.refused = _reason(refusal)
         unwatch_board(client, board)
         return
-    watch_profiling(client, fields, board, period=period, since=since)
+    watch_profiling(client, fields, board, times)
 
 
 def unwatch_board(client: DcgmClient, board: DcgmBoard) -> None:
@@ -163,8 +174,13 @@ def _watch(client: DcgmClient, board: DcgmBoard, group: Any, field_group: Any, p
         board.watched.append((group, field_group))
 
 
-def watch_profiling(client: DcgmClient, fields: SupportedFields, board: DcgmBoard, *, period: int, since: int) -> None:
-    """Watch all profiling fields of a board that can be read together, or set `board.refused` to the reason.
+REFUSED_AGAIN_AFTER = 600 * SECOND
+"""Until fields are asked for again that were refused beside others: each try interrupts those before Hopper."""
+_PERMANENT = ("profiling_not_supported", "not_supported", "gpu_not_supported")
+
+
+def watch_profiling(client: DcgmClient, fields: SupportedFields, board: DcgmBoard, times: WatchTimes) -> None:
+    """Watch all profiling fields of a board that can be read together, and set `board.refused` if some are refused.
 
     Those of a group are watched at once, and again with each change of one of them: on boards before Hopper the engine
     ends the sampling of all profiling fields of a group when one of them is unwatched, or a watch is refused
@@ -181,21 +197,24 @@ def watch_profiling(client: DcgmClient, fields: SupportedFields, board: DcgmBoar
             for numbers in (sorted(board.profiling_fields), chosen)
         )
         board.profiling_fields.difference_update(before)
-        try:
-            if ended := [number for number in before if number not in ids]:
-                client.unwatch(group, fields.group(ended))
-            if ids:
-                _watch(client, board, group, fields.group(ids), period)
-                board.profiling_fields.update(ids)
-        except DcgmRefusal as refusal:
-            board.refused = _reason(refusal)
-            board.permanently_refused = refusal.kind in (
-                "profiling_not_supported",
-                "not_supported",
-                "gpu_not_supported",
-            )
+        if ended := [number for number in before if number not in ids]:
+            client.unwatch(group, fields.group(ended))
+        for attempt in _attempts(fields, ids, before):
+            try:
+                _watch(client, board, group, fields.group(attempt), times.period)
+            except DcgmRefusal as refusal:
+                board.refused, board.permanently_refused = _reason(refusal), refusal.kind in _PERMANENT
+                continue
+            board.profiling_fields.update(attempt)
+            board.given_up |= {number: times.now + REFUSED_AGAIN_AFTER for number in ids if number not in attempt}
             break
-    _update_series(fields, board, _of_series(fields, readable), period=period, since=since)
+    _update_series(fields, board, _of_series(fields, readable), times)
+
+
+def _attempts(fields: SupportedFields, ids: Sequence[int], before: Sequence[int]) -> list[list[int]]:
+    """Return what to watch of `ids` until it is not refused: all, those watched before, those without the links."""
+    attempts = (list(ids), [number for number in ids if number in before], _of_series(fields, ids))
+    return [each for place, each in enumerate(attempts) if each and each not in attempts[:place]]
 
 
 def _of_series(fields: SupportedFields, ids: Iterable[int]) -> list[int]:
@@ -203,7 +222,7 @@ def _of_series(fields: SupportedFields, ids: Iterable[int]) -> list[int]:
     return [number for number in ids if number in fields.ratios or number in fields.cycles]
 
 
-def _update_series(fields: SupportedFields, board: DcgmBoard, ids: Sequence[int], *, period: int, since: int) -> None:
+def _update_series(fields: SupportedFields, board: DcgmBoard, ids: Sequence[int], times: WatchTimes) -> None:
     """Have the series of each instance, or of the board if it has none, expect the fields that are watched."""
     watched = _of_series(fields, sorted(board.profiling_fields))
     board.ratios = fields.group(watched) if watched else None
@@ -211,11 +230,13 @@ def _update_series(fields: SupportedFields, board: DcgmBoard, ids: Sequence[int]
         if not watched:
             unit.series = unit.cycles = None
         elif unit.series is None:
-            unit.series = SampleSeries(ids, period=period, since=since, counters=fields.cycles.keys() & set(ids))
+            unit.series = SampleSeries(
+                ids, period=times.period, since=times.since, counters=fields.cycles.keys() & set(ids)
+            )
             unit.cycles = _cycle_counters(fields, ids)
         if unit.series is not None:
             unit.series.leave(board.given_up)
-    board.cadence = board.cadence or Cadence(period)
+    board.cadence = board.cadence or Cadence(times.period)
 
 
 def _group_of(fields: SupportedFields, board: DcgmBoard, field: int) -> Any:
@@ -228,31 +249,26 @@ engine never says so, and writes a line into its log for each sample of it."""
 ASK_AGAIN_AFTER = 3600 * SECOND
 
 
-def review_blank_fields(
-    client: DcgmClient, fields: SupportedFields, board: DcgmBoard, *, period: int, now: int, since: int
-) -> None:
-    """End the watch of profiling fields that stay blank, and begin it again an hour later."""
+def review_blank_fields(client: DcgmClient, fields: SupportedFields, board: DcgmBoard, times: WatchTimes) -> None:
+    """End the watch of profiling fields that stay blank, and begin that of those given up when it is time."""
     numbers = {field for unit in board.units for field in board.profiling_fields if unit.number(field) is not None}
     if not numbers:
         board.blank_since.clear()
         return
     for field in board.profiling_fields - numbers:
-        board.blank_since.setdefault(field, now)
+        board.blank_since.setdefault(field, times.now)
     for field in numbers:
         board.blank_since.pop(field, None)
-    blank = [field for field, since in board.blank_since.items() if now - since >= GIVE_UP_AFTER]
-    retried = [field for field, since in board.given_up.items() if now - since >= ASK_AGAIN_AFTER]
+    blank = [field for field, since in board.blank_since.items() if times.now - since >= GIVE_UP_AFTER]
+    retried = [field for field, at in board.given_up.items() if times.now >= at]
     if not blank and not retried:
         return
     for field in blank:
-        board.given_up[field] = now
+        board.given_up[field] = times.now + ASK_AGAIN_AFTER
         del board.blank_since[field]
     for field in retried:
         del board.given_up[field]
-    watch_profiling(client, fields, board, period=period, since=since)
-    if retried and board.refused:  # one of them may be the reason, and it must not cost the others
-        board.given_up |= dict.fromkeys(retried, now)
-        watch_profiling(client, fields, board, period=period, since=since)
+    watch_profiling(client, fields, board, times)
 
 
 def _reason(refusal: DcgmRefusal) -> str:
