@@ -6,7 +6,7 @@ Owns how they are found, for Fleet, which names them, and Quality, which lists t
 from dashboards.parts import Column, Panel, Query, Table
 from dashboards.series import TO_NODE, at, hours, shown_hours
 
-HEARD_AT, SILENT_COST = "node:gpu_efficiency_heard:timestamp_seconds", "node:gpu_efficiency_cost_remembered:per_hour"
+SILENT_COST = "node:gpu_efficiency_cost_remembered:per_hour"
 OWNED = "node:gpu_efficiency_owned:gpus"
 _LEAK_TIME, _LEAK_COST = "node_leak:gpu_efficiency_seconds:rate5m", "node_leak:gpu_efficiency_cost:per_hour"
 _UNSEEN = 'leak="unobserved"'
@@ -36,14 +36,16 @@ def _why(expr: str, why: str) -> str:
     return f'label_replace({expr}, "why", "{why}", "", "")'
 
 
-_OWNED, _HEARD_AT = silent(OWNED), silent(HEARD_AT)
+_OWNED = silent(OWNED)
+SILENT_SINCE = f"({silent('node:gpu_efficiency_heard:timestamp_seconds')} > 0)"
+"""When each silent node was last heard. The rules leave a 0 of nodes that were removed."""
 _BLIND_GPUS = f"({_by_node(at(_LEAK_TIME, _UNSEEN))} > {_LEAST})"
 _GPUS = (
-    f"{_why(f'({_OWNED} and on (cluster, node) {_HEARD_AT})', _SILENT)}"
+    f"{_why(f'({_OWNED} and on (cluster, node) {SILENT_SINCE})', _SILENT)}"
     f" or on (cluster, node) {_why(_OWNED, _NEVER)}"
     f" or on (cluster, node) {_why(_BLIND_GPUS, _BLIND)}"
 )
-_SILENT_FOR = f"(clamp_max((time() - {_HEARD_AT}) / 3600, {shown_hours()}) or 0 * {_OWNED} + {shown_hours()})"
+_SILENT_FOR = f"(clamp_max((time() - {SILENT_SINCE}) / 3600, {shown_hours()}) or 0 * {_OWNED} + {shown_hours()})"
 """Hours, at most those shown, which are taken for nodes that were never heard."""
 _UNSEEN_HOURS = hours(_LEAK_TIME, _UNSEEN, by="cluster, instance")
 UNSEEN_NODES = Panel(
@@ -69,7 +71,7 @@ UNSEEN_NODES = Panel(
     do="what its last column says; reasons are on the board Exporter and data quality",
     queries=(
         Query(f'label_replace({_GPUS}, "do", "$1", "why", "(.*)")'),
-        Query(f"time() - {_HEARD_AT}"),
+        Query(f"time() - {SILENT_SINCE}"),
         Query(
             f"{_OWNED} * {_SILENT_FOR}"
             f" or on (cluster, node) ({_by_node(_UNSEEN_HOURS)} and on (cluster, node) {_BLIND_GPUS})"

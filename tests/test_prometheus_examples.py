@@ -1,5 +1,6 @@
 """The files of examples/prometheus and the table in docs/prometheus.md: checked by promtool, and by what they say."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -194,3 +195,70 @@ def test_each_profile_costs_more() -> None:
 def test_what_an_expression_lacks(expr: str, profile: str, *, gone: bool) -> None:
     assert lost(expr, profile) is gone
     assert lost("level:some:record", profile, frozenset({"level:some:record"}))
+
+
+# -- commands of the pages --
+
+_SINFO = """\
+n1 idle gpu:h100:8(S:0-1)
+n2 mixed gpu:h100:8(S:0-1)
+n2 mixed gpu:h100:8(S:0-1)
+n3 idle~ gpu:h100:8
+n4 idle% gpu:h100:8
+n5 allocated# gpu:h100:8
+n6 down* gpu:h100:8
+cpu1 idle (null)
+"""
+
+
+def _command(page: str, begin: str) -> str:
+    """The indented block of a page that begins so."""
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    return re.search(rf"^    {re.escape(begin)}.*\n(?:^    .*\n)*", text, re.MULTILINE).group()  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("listed", "targets"),
+    [
+        (_SINFO, ["n1:19400", "n2:19400", "n6:19400"]),
+        ("n3 idle~ gpu:h100:8\n", None),
+        ("cpu1 idle (null)\n", ["before"]),
+        ("", ["before"]),
+    ],
+    ids=["some are powered down", "all are", "no GPU", "no answer"],
+)
+def test_targets_from_slurm_are_nodes_that_are_on(tmp_path: Path, listed: str, targets: list[str] | None) -> None:
+    (tmp_path / "nodes.yaml").write_text("- targets: [before]\n")
+    (tmp_path / "listed").write_text(listed)
+    sinfo = tmp_path / "bin" / "sinfo"
+    sinfo.parent.mkdir()
+    sinfo.write_text('#!/bin/sh\n[ "$*" = "-h -N -o %N %T %G" ] && [ -s listed ] && cat listed\n')
+    sinfo.chmod(0o755)
+    path = f"{sinfo.parent}:{os.environ['PATH']}"
+    command = ["sh", "-c", _command("prometheus.md", "sinfo -h -N")]
+    subprocess.run(command, cwd=tmp_path, env={"PATH": path}, check=False, timeout=60)
+    (group,) = yaml.safe_load((tmp_path / "nodes.yaml").read_text())
+    assert group["targets"] == targets
+
+
+@pytest.mark.slow
+def test_the_faster_profile_has_every_group_twice_as_often(folder: Path) -> None:
+    text = " ".join((ROOT / "docs/alerts.md").read_text(encoding="utf-8").split())
+    command = re.search(r"`(sed -i 's/interval: [^`]*)`", text).group(1)  # type: ignore[union-attr]
+    subprocess.run(["sh", "-c", command], cwd=folder, check=True, timeout=60)
+    slow, fast = (
+        {
+            group["name"]: group.get("interval")
+            for path in sorted(place.glob("*.yaml"))
+            for group in yaml.safe_load(path.read_text(encoding="utf-8"))["groups"]
+        }
+        for place in (ROOT / "alerts", folder / "alerts")
+    )
+    assert "4m" in slow.values()
+    assert fast == {name: "2m" if interval == "4m" else interval for name, interval in slow.items()}
+    # What is evaluated twice as often says the same: the worked example of the documents, which promtool evaluates.
+    shutil.copytree(ROOT / "alerts" / "tests", folder / "alerts" / "tests")
+    words = ["promtool", "test", "rules", "alerts/tests/worked-example_test.yaml"]
+    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    checked(folder, "scrape.yaml")

@@ -206,6 +206,7 @@ def _layer(which: str, title: str, *, shows: str, do: str) -> Panel:
     )  # fmt: skip
 
 
+_PODS = tuple(which("gpu_efficiency_job_info", 'workload_pod!=""') for which in (_of, _last))
 _WHO = Panel(
     title="Who it is",
     kind=Table(
@@ -226,8 +227,8 @@ _WHO = Panel(
             Column(of="cluster", title="Cluster", width=90),
         )
     ),
-    shows="Owner of the job in its scheduler; its run, if it reports; its engine, if it serves; the GPUs it has,"
-    " or had last.",
+    shows="Owner of the job in its scheduler, and one of its pods; its run, if it reports; its engine, if it serves; the"
+    " GPUs it has, or had last.",
     bad="two rows: two clusters have a job of this number; choose the cluster at the top",
     do="click on the account or the team to see what else they run",
     queries=(
@@ -242,6 +243,7 @@ _WHO = Panel(
         ),
         Query(_one("job:gpu_efficiency_gpus")),
         Query(_latest("count by (cluster)", "gpu_efficiency_job_paid_seconds_total")),
+        Query(_now_or_then(*(f"topk by (cluster) (1, max by (cluster, workload_pod) ({pods}))" for pods in _PODS))),
     ),
     unit="none",
     width=24,

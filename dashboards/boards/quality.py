@@ -3,7 +3,7 @@
 from dashboards import words
 from dashboards.parts import Board, Column, Figure, Lines, Panel, Query, Row, Table
 from dashboards.series import CLUSTER, TO_NODE, at, hours, part, total
-from dashboards.unseen import HEARD_AT, OWNED, SILENT_COST, silent
+from dashboards.unseen import OWNED, SILENT_COST, SILENT_SINCE, silent
 
 _OWNED, _HEARD = "cluster:gpu_efficiency_owned:gpus", "cluster:gpu_efficiency_heard:gpus"
 _UNSEEN = "cluster_reason:gpu_efficiency_unobserved_seconds:rate5m"
@@ -303,7 +303,7 @@ _LOOK = Row(
             do="never heard: deploy the exporter there; else: is the node up, then systemctl status gpu-efficiency",
             queries=(
                 Query(silent(OWNED)),
-                Query(f"time() - {silent(HEARD_AT)}"),
+                Query(f"time() - {SILENT_SINCE}"),
                 Query(silent(SILENT_COST, "cluster, node, currency")),
             ),
             width=12,

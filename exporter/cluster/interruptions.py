@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import Struct, structs
 
-from exporter.cluster.model import ClusterJob, Nodes, Partition
+from exporter.cluster.model import POWERED_DOWN, ClusterJob, Nodes, Partition
 
 MOST_PARTITIONS_COUNTED = 199
 """Partitions counted under their own names; all others, however many come and go, count as "other"."""
@@ -22,7 +22,7 @@ UNKNOWN = "unknown"
 """The preempting job, where it was not found."""
 _MOST_OPEN = 100_000
 """Most interruptions that wait for further answers."""
-_SEVERITY = {"draining": 1, "drained": 1, "cordoned": 1, "down": 2, "not_ready": 2}
+_SEVERITY = {"draining": 1, "drained": 1, "cordoned": 1, "down": 2, POWERED_DOWN: 2, "not_ready": 2}
 InterruptionKey = tuple[str, str, str]
 """Partition, cause, outcome."""
 PreemptionKey = tuple[str, str, str, str]

@@ -1,16 +1,16 @@
 """METRICS of `gpu-efficiency cluster`, one row each, and the exposition of them.
 
 With P partitions (200 at most), N nodes (20,000 at most) of T types of GPU each, R reservations (200 at most) and J
-jobs (`cluster.max_jobs`) there are at most 76 P + N (2 + 2 T) + 3 R + 9 J + 650 series.
+jobs (`cluster.max_jobs`) there are at most 90 P + N (2 + 2 T) + 3 R + 9 J + 650 series.
 """
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import cast
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from exporter import __version__
-from exporter.cluster.model import ClusterNode
+from exporter.cluster.model import POWERED_DOWN, ClusterNode
 from exporter.cluster.watcher import ClusterView, free_gpus, reserved_gpus
 from exporter.core import exposition
 from exporter.core.metrics import Metric, MetricReader, MetricSample
@@ -41,6 +41,12 @@ def _node_gpus(count: Callable[[ClusterNode, str], int]) -> Callable[[ClusterVie
                 yield (node.name, _type_of(node, kind)), count(node, kind) / node.shares
 
     return read
+
+
+def _expected_gpus(view: ClusterView) -> Iterator[MetricSample]:
+    """Leave out nodes that are powered down, as those that an autoscaler has removed: the rules then forget both."""
+    up = structs.replace(view, nodes=tuple(node for node in view.nodes if node.state != POWERED_DOWN))
+    return _node_gpus(lambda node, kind: node.gpus[kind])(up)
 
 
 def _type_of(node: ClusterNode, kind: str) -> str:
@@ -127,6 +133,12 @@ METRICS: tuple[Metric, ...] = (
         _live("jobs", "nodes", read=lambda v: sorted(v.fitting.gpus.items())), _QUEUE,
     ),
     _row(
+        "queue_stuck_gpus", "gauge",
+        "Of those, GPUs that are wanted by jobs which have fitted at every look for 15 minutes. An array of which a"
+        " task starts counts anew, and so does everything when this program is restarted.",
+        _live("jobs", "nodes", read=lambda v: sorted(v.stuck.gpus.items())), _QUEUE,
+    ),
+    _row(
         "partition_free_gpus", "gauge",
         "GPUs that nobody has, on nodes that take new work. A node in several partitions counts in each.",
         _live("nodes", read=lambda v: (((name,), n) for name, n in sorted(free_gpus(v.nodes).items())[:200])),
@@ -136,8 +148,9 @@ METRICS: tuple[Metric, ...] = (
         "node_expected_gpus", "gauge",
         "GPUs that the scheduler's configuration has on the node: paid for, whether or not its daemon answers. A MIG"
         " instance that is handed out by itself counts as one, under its own type (mig-1g.10gb), also where it is"
-        " offered as nvidia.com/gpu; time-sliced shares of a GPU are one. Stays when the scheduler is silent.",
-        _live(read=_node_gpus(lambda node, kind: node.gpus[kind])), _NODE,
+        " offered as nvidia.com/gpu; time-sliced shares of a GPU are one. Absent while Slurm's power saving has switched"
+        " the node off. Stays when the scheduler is silent.",
+        _live(read=_expected_gpus), _NODE,
     ),
     _row(
         "node_allocated_gpus", "gauge", "Of those, the ones that jobs have.",
@@ -146,7 +159,7 @@ METRICS: tuple[Metric, ...] = (
     _row(
         "node_state", "gauge",
         "1 for the node's state: idle, mixed, allocated, drained, draining, down, maintenance, reserved, planned,"
-        " cordoned, not_ready or unknown.",
+        " cordoned, not_ready, powered_down or unknown.",
         _live("nodes", read=lambda v: (((node.name, node.state), 1) for node in v.nodes)), ("node", "state"),
     ),
     _row(

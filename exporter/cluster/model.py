@@ -18,7 +18,9 @@ REASONS = frozenset({
 """Why a job is pending; a scheduler's other reasons become "other", so that none can add series."""
 BLOCKED = frozenset({"dependency", "held", "begin_time", "gated", "impossible", "starting"})
 """Reasons that free GPUs do not resolve."""
-NODE_STATES = frozenset({"idle", "mixed", "allocated", "unknown"}) | CONDITIONS
+POWERED_DOWN = "powered_down"
+"""State of a node that power saving has switched off or is switching off. In a cloud it is not paid for."""
+NODE_STATES = frozenset({"idle", "mixed", "allocated", POWERED_DOWN, "unknown"}) | CONDITIONS
 TAKES_WORK = frozenset({"idle", "mixed", "allocated", "planned"})
 """States in which free GPUs can be allocated; on a planned node to jobs that end before its plan begins."""
 LEVELS = ("node", "switch", "nvlink_domain", "zone")

@@ -15,6 +15,7 @@ from msgspec import structs
 from exporter.cluster.model import (
     BLOCKED,
     NODE_STATES,
+    POWERED_DOWN,
     ClusterJob,
     ClusterNode,
     Demand,
@@ -291,8 +292,14 @@ def _merge_partitions(first: ClusterNode, other: ClusterNode) -> ClusterNode:
     )
 
 
+_POWERED_DOWN = re.compile(r"\+power(ed|ing)_(down|off)\b|[~%]$")
+"""The flags after the base state, as in `idle+cloud+powered_down`, or their suffix, as in `idle~`."""
+
+
 def _state(text: str) -> str:
     """Return why the node takes no work, else its use, from `mixed+planned`, `idle+drain`, `down*`."""
+    if _POWERED_DOWN.search(text.lower()):
+        return POWERED_DOWN
     base = re.split(r"[+*~#!%$@^-]", text.lower(), maxsplit=1)[0]
     base = {"completing": "mixed"}.get(base, base)
     found = node_condition([text]) or base

@@ -30,7 +30,13 @@ MOST_NODES = 20_000
 MOST_RESERVATIONS = 200
 LIVE_INTERVALS = 3
 """Intervals after which an answer is no longer live."""
+STUCK_SECONDS = 900
+"""Seconds for which a job must have fitted at every look to be stuck. An engineering estimate: Slurm's backfill looks
+every 30 s by default (`bf_interval`, slurm.conf(5)), but gives way to other work of slurmctld, and a node boots for
+minutes."""
 QueueKey = tuple[str, str]
+FittingJob = tuple[PendingJob, int]
+"""A job, and how many of its tasks fit."""
 
 
 class QuestionStatus(Struct, frozen=True):
@@ -69,6 +75,8 @@ class ClusterView(Struct, frozen=True, kw_only=True):
     queue: QueueTotals = QueueTotals()
     fitting: QueueTotals = QueueTotals()
     """Of these jobs, those that would fit now; without waits."""
+    stuck: QueueTotals = QueueTotals()
+    """Of these, those that have fitted at every look for STUCK_SECONDS."""
     nodes: tuple[ClusterNode, ...] = ()
     nodes_left_out: int = 0
     reservations: tuple[Reservation, ...] = ()
@@ -112,15 +120,17 @@ def _kept_partitions(pending: Iterable[PendingJob]) -> frozenset[str]:
     return frozenset(names if len(names) <= MOST_PARTITIONS else names[: MOST_PARTITIONS - 1])
 
 
-def fitting_totals(
-    jobs: Jobs, nodes: Nodes, *, reservations: Reservations, queue: QueueTotals, now: float
-) -> QueueTotals:
-    """Sum up the jobs that would fit, with the keys of `queue`. `now` is Unix seconds."""
+def fitting_now(jobs: Jobs, nodes: Nodes, *, reservations: Reservations, now: float) -> list[FittingJob]:
+    """Return the jobs that would fit, with the number of fitting tasks. `now` is Unix seconds."""
     usable = allowed_nodes(jobs.places, nodes.nodes, reservations=reservations.reservations, now=now)
-    free = {node.name: node.free for node in nodes.nodes}
+    return fitting_jobs(jobs.pending, {node.name: node.free for node in nodes.nodes}, usable=usable)
+
+
+def fitting_totals(fitting: Iterable[FittingJob], queue: QueueTotals) -> QueueTotals:
+    """Sum up the jobs that fit, with the keys of `queue`."""
     # Zeros for the whole queue: that nothing fits differs from that being unknown.
     count, gpus = dict.fromkeys(queue.jobs, 0), dict.fromkeys(queue.jobs, 0)
-    for job, tasks in fitting_jobs(jobs.pending, free, usable=usable):
+    for job, tasks in fitting:
         key = (job.partition, job.reason)
         if key not in queue.jobs:
             key = ("other", job.reason)
@@ -202,6 +212,8 @@ class ClusterWatcher:
         self._turns, self._unanswered = 0, False
         self._known: dict[type, Any] = {}
         self._interruptions = Interruptions()
+        self._fitting_since: dict[tuple[str, int], int] = {}
+        """Monotonic nanoseconds since when a job with that many pending tasks has fitted."""
         self.view = ClusterView(scheduler=source.name, questions=tuple(self._status.values()))
         self.error = "nothing has been asked yet"
         """Why something is unknown; empty while all is known."""
@@ -278,12 +290,14 @@ class ClusterWatcher:
         reservations: Reservations = self._known.get(Reservations, Reservations())
         topology: Topology = self._known.get(Topology, Topology())
         queue = queue_totals(jobs.pending, now=wall)
+        fitting = fitting_now(jobs, nodes, reservations=reservations, now=wall)
         counted = self._interruptions
         return ClusterView(
             scheduler=self._source.name,
             questions=tuple(self._status.values()),
             queue=queue,
-            fitting=fitting_totals(jobs, nodes, reservations=reservations, queue=queue, now=wall),
+            fitting=fitting_totals(fitting, queue),
+            stuck=fitting_totals(self._stuck(fitting), queue),
             nodes=nodes.nodes[:MOST_NODES],
             nodes_left_out=max(0, len(nodes.nodes) - MOST_NODES),
             reservations=reservations.reservations[:MOST_RESERVATIONS],
@@ -297,3 +311,11 @@ class ClusterWatcher:
             latest_preemptions=tuple(counted.latest),
             preemption_costs=dict(counted.costs),
         )
+
+    def _stuck(self, fitting: Sequence[FittingJob]) -> list[FittingJob]:
+        """Return those that have fitted long enough; an array of which a task has started meanwhile begins anew."""
+        now = self._clock.now()
+        keys = [(job.job_id, job.count) for job, _ in fitting]
+        self._fitting_since = {key: self._fitting_since.get(key, now) for key in keys}
+        since = map(self._fitting_since.__getitem__, keys)
+        return [each for each, at in zip(fitting, since, strict=True) if now - at >= STUCK_SECONDS * SECOND]

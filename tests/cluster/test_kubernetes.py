@@ -22,6 +22,7 @@ from exporter.cluster.watcher import (
     ClusterView,
     QuestionStatus,
     QueueTotals,
+    fitting_now,
     fitting_totals,
     queue_totals,
 )
@@ -70,7 +71,7 @@ def nodes_of(nodes: list[Json], pods: list[Json]) -> Nodes:
 def fitting(pods: list[Json], nodes: list[Json]) -> QueueTotals:
     found = jobs(pods, nodes)
     queue = queue_totals(found.pending, now=NOW)
-    return fitting_totals(found, nodes_of(nodes, pods), reservations=Reservations(), queue=queue, now=NOW)
+    return fitting_totals(fitting_now(found, nodes_of(nodes, pods), reservations=Reservations(), now=NOW), queue)
 
 
 def fits(pods: list[Json], nodes: list[Json]) -> int:

@@ -14,7 +14,7 @@ from exporter.cluster.kubernetes import KubernetesCluster, read_nodes, read_pods
 from exporter.cluster.kueue import LOCAL_QUEUES, WORKLOADS, Evictions, LocalQueue, Queues, Workload, add_workloads
 from exporter.cluster.model import REASONS, Demand, Jobs, Reservations
 from exporter.cluster.pods import ClusterPod, NodeLabels
-from exporter.cluster.watcher import ClusterUnavailableError, fitting_totals, queue_totals
+from exporter.cluster.watcher import ClusterUnavailableError, fitting_now, fitting_totals, queue_totals
 from exporter.schedulers.kubernetes.objects import KubernetesNode
 from tests.cluster.served import GPU, LATER, MADE, NOW, WHOLE, Looks, node, of_job, pod, serving, watching
 from tests.each import each
@@ -151,7 +151,8 @@ def test_a_workload_fits_as_a_whole_where_its_pods_may_run() -> None:
         found = told(list(workloads), [], nodes)
         known = read_nodes(msgspec.convert(nodes, list[KubernetesNode]), [], resources=GPU)
         queue = queue_totals(found.pending, now=NOW)
-        return sum(fitting_totals(found, known, reservations=Reservations(), queue=queue, now=NOW).gpus.values())
+        fitting = fitting_now(found, known, reservations=Reservations(), now=NOW)
+        return sum(fitting_totals(fitting, queue).gpus.values())
 
     waiting = condition("QuotaReserved", "False", "Pending")
     assert fits(workload("a", 4, waiting, count=4), nodes=[node("n1"), node("n2")]) == 16

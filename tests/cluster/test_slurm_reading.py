@@ -21,7 +21,14 @@ from exporter.cluster.slurm import (
     parse_reservations,
     parse_topology,
 )
-from exporter.cluster.watcher import ClusterUnavailableError, fitting_totals, free_gpus, queue_totals, reserved_gpus
+from exporter.cluster.watcher import (
+    ClusterUnavailableError,
+    fitting_now,
+    fitting_totals,
+    free_gpus,
+    queue_totals,
+    reserved_gpus,
+)
 
 RECORDED = Path(__file__).parent / "recorded"
 SHARED = Path(__file__).parents[3] / "shared/samples"
@@ -108,7 +115,7 @@ def test_of_the_queue_one_task_fits(version: str) -> None:
     jobs, nodes = jobs_of(version), parse_nodes(text(version, "sinfo.txt"))
     reservations = parse_reservations(text(version, "reservations.txt"))
     queue = queue_totals(jobs.pending, now=LATER)
-    found = fitting_totals(jobs, nodes, reservations=reservations, queue=queue, now=LATER)
+    found = fitting_totals(fitting_now(jobs, nodes, reservations=reservations, now=LATER), queue)
     assert {key: count for key, count in found.jobs.items() if count} == {("gpu", "limit"): 1}
     assert found.gpus["gpu", "limit"] == 2
 
@@ -254,6 +261,14 @@ def test_shards_are_not_whole_gpus() -> None:
         ("down*", "down"),
         ("idle*", "down"),
         ("down+not_responding", "down"),
+        ("idle+cloud+powered_down", "powered_down"),
+        ("down+cloud+powered_down+not_responding", "powered_down"),
+        ("idle+drain+powering_down", "powered_down"),
+        ("idle~", "powered_down"),
+        ("idle%", "powered_down"),
+        ("mixed+cloud+powering_up", "down"),
+        ("mixed+power_down", "down"),
+        ("allocated#", "down"),
         ("idle+maintenance", "maintenance"),
         ("mixed+reserved", "reserved"),
         ("whatever", "unknown"),
@@ -308,7 +323,7 @@ def test_a_partition_that_is_down_gives_no_room() -> None:
     assert nodes.nodes[0].partitions == ("gpu",)
     jobs = parse_jobs(msgspec.json.encode({"jobs": [_pending()]}))
     queue = queue_totals(jobs.pending, now=LATER)
-    found = fitting_totals(jobs, nodes, reservations=parse_reservations(""), queue=queue, now=LATER)
+    found = fitting_totals(fitting_now(jobs, nodes, reservations=parse_reservations(""), now=LATER), queue)
     assert found.jobs == {("gpu", "priority"): 0}
 
 

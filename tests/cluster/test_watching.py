@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+from msgspec import structs
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
@@ -272,6 +273,36 @@ def test_free_gpus_are_those_that_anybody_may_have(hour: Hour) -> None:
     ))  # fmt: skip
     found = hour.minutes(1)
     assert (found["partition_free_gpus/gpu"], found["partition_free_gpus/late"]) == (5, 0)
+
+
+def test_a_job_is_stuck_once_it_has_fitted_for_a_quarter_of_an_hour(hour: Hour) -> None:
+    assert hour.minutes(15)["queue_stuck_gpus/gpu/resources"] == 0
+    assert hour.minutes(1)["queue_stuck_gpus/gpu/resources"] == 2
+    full = ClusterNode("n1", {"h100": 8}, {"h100": 8}, state="allocated", partitions=("gpu",))
+    room, hour.scheduler.says["nodes"] = hour.scheduler.says["nodes"], Nodes((full,))
+    hour.minutes(2)
+    hour.scheduler.says["nodes"] = room
+    assert hour.minutes(15)["queue_stuck_gpus/gpu/resources"] == 0, "for a moment it did not fit"
+
+
+@pytest.mark.parametrize("array", [True, False])
+def test_jobs_that_start_and_make_room_for_others_are_not_stuck(hour: Hour, *, array: bool) -> None:
+    for number in range(60):
+        tasks = 100 - number if array else 1
+        job = PendingJob("2" if array else f"{number}", "gpu", "priority", (Demand(2, 2),), count=tasks, since=0.0)
+        hour.scheduler.says["jobs"] = Jobs((job,), (), {"": NodeRequirements()})
+        found = hour.minutes(1)
+        assert (found["queue_fitting_jobs/gpu/priority"] > 0, found["queue_stuck_gpus/gpu/priority"]) == (True, 0)
+
+
+def test_a_node_that_is_powered_down_is_not_expected(hour: Hour) -> None:
+    (node,) = hour.scheduler.says["nodes"].nodes
+    asleep = structs.replace(node, name="n2", used={}, state="powered_down")
+    hour.scheduler.says["nodes"] = Nodes((node, asleep))
+    found = hour.minutes(1)
+    assert [key for key in found if key.startswith("node_expected_gpus")] == ["node_expected_gpus/n1/h100"]
+    assert found["node_state/n2/powered_down"] == 1
+    assert found["partition_free_gpus/gpu"] == 0
 
 
 def test_shares_of_a_gpu_are_not_gpus(hour: Hour) -> None:

@@ -19,7 +19,7 @@ from exporter.cluster.model import (
     Reservations,
     Topology,
 )
-from exporter.cluster.watcher import ClusterView, QuestionStatus, QueueTotals, fitting_totals, queue_totals
+from exporter.cluster.watcher import ClusterView, QuestionStatus, QueueTotals, fitting_now, fitting_totals, queue_totals
 from exporter.core.model import SECOND
 from tests.dashboards.past import Series, Target
 
@@ -50,7 +50,7 @@ def _view(at: float, end: float) -> ClusterView:
     return ClusterView(
         scheduler="slurm", queue=queue, nodes=nodes.nodes, reservations=kept.reservations,
         questions=tuple(QuestionStatus(name, 30 * SECOND, round((at - 10) * SECOND), asked=60) for name in _QUESTIONS),
-        fitting=fitting_totals(jobs, nodes, reservations=kept, queue=queue, now=at),
+        fitting=fitting_totals(fitting_now(jobs, nodes, reservations=kept, now=at), queue),
         spread=spread(jobs.runs, nodes.nodes, groups=_topology().groups, most=100),
         interrupted_jobs=_interrupted(at, end, 1), interrupted_gpus=_interrupted(at, end, GPUS),
         interrupted_gpu_seconds=_interrupted(at, end, GPUS * LOST),

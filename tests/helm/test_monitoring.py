@@ -59,6 +59,10 @@ def _check_targets(name: str) -> None:
         "sourceLabels": ["__meta_kubernetes_pod_node_name"],
         "targetLabel": "instance",
     }
+    # Not the pod's address: the rules would take it for another scheduler's after each upgrade.
+    for deployment in of_kind(found, "Deployment"):
+        name = deployment["metadata"]["name"]
+        assert endpoints["cluster"]["relabelings"][0] == {"targetLabel": "instance", "replacement": name}
     probes = [container(found)[p] for p in ("livenessProbe", "readinessProbe")]
     tls = "GPU_EFFICIENCY_WEB_CONFIG_FILE" in environ(found)
     for endpoint in endpoints.values():
@@ -103,12 +107,12 @@ def test_limits_and_relabelings_are_passed_on() -> None:
     found, given = environment("everything"), values_of("everything")["podMonitor"]
     for monitor in of_kind(found, "PodMonitor"):
         assert (monitor["spec"]["sampleLimit"], monitor["spec"]["labelLimit"]) == (20000, 40)
-    for port, endpoint in _endpoints(found).items():
+    for endpoint in _endpoints(found).values():
         assert (endpoint["interval"], endpoint["scrapeTimeout"]) == ("15s", "10s")
         assert endpoint["basicAuth"] == given["basicAuth"]
         assert endpoint["metricRelabelings"] == given["metricRelabelings"]
         assert endpoint["relabelings"][-1] == given["relabelings"][0]
-        assert len(endpoint["relabelings"]) == (2 if port == "metrics" else 1)
+        assert len(endpoint["relabelings"]) == 2
     assert not {"sampleLimit", "labelLimit"} & set(the(environment("gke"), "PodMonitor")["spec"])
 
 

@@ -30,16 +30,17 @@
   basicAuth:
     {{- toYaml . | nindent 4 }}
   {{- end }}
-  {{- if or (eq $port "metrics") $monitor.relabelings }}
   relabelings:
     {{- if eq $port "metrics" }}
     - sourceLabels: [__meta_kubernetes_pod_node_name]
       targetLabel: instance
+    {{- else }}
+    - targetLabel: instance
+      replacement: {{ include "gpu-efficiency.named" (list $root "-cluster") }}
     {{- end }}
     {{- with $monitor.relabelings }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
-  {{- end }}
   {{- with $monitor.metricRelabelings }}
   metricRelabelings:
     {{- toYaml . | nindent 4 }}
