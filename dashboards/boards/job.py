@@ -227,8 +227,8 @@ _WHO = Panel(
             Column(of="cluster", title="Cluster", width=90),
         )
     ),
-    shows="Owner of the job in its scheduler, and one of its pods; its run, if it reports; its engine, if it serves; the"
-    " GPUs it has, or had last.",
+    shows="Owner of the job in its scheduler, and one of its pods; its run, if it reports; its engine, if it serves;"
+    " the GPUs it has, or had last.",
     bad="two rows: two clusters have a job of this number; choose the cluster at the top",
     do="click on the account or the team to see what else they run",
     queries=(

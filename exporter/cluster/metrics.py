@@ -148,8 +148,8 @@ METRICS: tuple[Metric, ...] = (
         "node_expected_gpus", "gauge",
         "GPUs that the scheduler's configuration has on the node: paid for, whether or not its daemon answers. A MIG"
         " instance that is handed out by itself counts as one, under its own type (mig-1g.10gb), also where it is"
-        " offered as nvidia.com/gpu; time-sliced shares of a GPU are one. Absent while Slurm's power saving has switched"
-        " the node off. Stays when the scheduler is silent.",
+        " offered as nvidia.com/gpu; time-sliced shares of a GPU are one. Absent while Slurm's power saving has"
+        " switched the node off. Stays when the scheduler is silent.",
         _live(read=_expected_gpus), _NODE,
     ),
     _row(

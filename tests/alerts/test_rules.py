@@ -72,6 +72,18 @@ def test_an_alert_tells_a_person_what_to_do(name: str) -> None:
     assert "First: " in plain(said["description"])
 
 
+_COUNTED = re.compile(r"\{\{[^{}]*(?:\$value|\.Value|\$\w+)[^{}]*\}\}\s+(?:GPUs|times|slow ranks|jobs|nodes)\b")
+"""A number before a noun that is always in the plural."""
+NEVER_ONE = {"FleetBlind": ["{{ .Value }} GPUs"], "NodeScrapedTwice": ["{{ $value }} times"]}
+"""These fire for two nodes and two targets, at least."""
+
+
+@pytest.mark.parametrize("name", SEVERITIES)
+def test_one_of_a_thing_is_not_many(name: str) -> None:
+    found = _COUNTED.findall(" ".join(map(plain, alerts()[name]["annotations"].values())))
+    assert found == NEVER_ONE.get(name, [])
+
+
 @pytest.mark.parametrize("name", sorted(OF_JOBS))
 def test_an_alert_on_a_job_names_it_and_its_owner(name: str) -> None:
     for label in ("job_id", "name", "user", "team"):

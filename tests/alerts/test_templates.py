@@ -1,21 +1,23 @@
-"""Notifications as Slack, PagerDuty and a mail server get them from a real Alertmanager with the templates."""
+"""Notifications as Slack, PagerDuty and a mail server get them from a real Alertmanager, and how many there are."""
 
 import json
 import re
 import socketserver
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime
 from email import message_from_bytes, policy
 from email.message import EmailMessage
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any, ClassVar
 
 import httpx
 import pytest
 import yaml
 
-from tests.alerts.test_alertmanager import EXAMPLE
+from tests.alerts.test_alertmanager import EXAMPLE, routes
 from tests.e2e.running import environment, running
 from tests.ports import free_port
 from tests.waiting import wait_for
@@ -39,13 +41,14 @@ ALERTS = [
 
 
 class Web(BaseHTTPRequestHandler):
-    """Keeps what is posted."""
+    """Keeps what is posted, by path."""
 
-    got: ClassVar[dict[str, dict[str, Any]]] = {}
+    got: ClassVar[dict[str, list[dict[str, Any]]]] = {}
 
     def do_POST(self) -> None:
         """Slack is posted to /slack, PagerDuty to /pagerduty."""
-        self.got[self.path] = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        posted = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.got.setdefault(self.path, []).append(posted)
         self.send_response(202 if self.path == "/pagerduty" else 200)
         self.send_header("Content-Length", "2")
         self.end_headers()
@@ -77,38 +80,66 @@ class Mail(socketserver.StreamRequestHandler):
 
 
 class Notified:
-    """What each of the three has been sent."""
+    """What each of the three has been sent, at one of the three moments below."""
 
-    slack: dict[str, Any]
-    pagerduty: dict[str, Any]
-    mail: EmailMessage
+    def __init__(self, moment: int) -> None:
+        self.slack = Web.got["/slack"][moment]
+        self.pagerduty = Web.got["/pagerduty"][moment]
+        self.mail = message_from_bytes(Mail.got[moment], EmailMessage, policy=policy.default)
 
 
-@pytest.fixture(name="sent", scope="module")
-def _sent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notified]:
-    folder = tmp_path_factory.mktemp("alertmanager")
+FIRING, ONE_ENDED, RESOLVED = range(3)
+
+
+@pytest.fixture(name="told", scope="module")
+def _told(tmp_path_factory: pytest.TempPathFactory) -> list[Notified]:
+    """Both fire; then that of team speech has ended; then both."""
     with ExitStack() as stack:
         posts = stack.enter_context(ThreadingHTTPServer(("127.0.0.1", 0), Web))
         letters = stack.enter_context(socketserver.ThreadingTCPServer(("127.0.0.1", 0), Mail))
         for server in (posts, letters):
             threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
             stack.callback(server.shutdown)
-        config = folder / "alertmanager.yaml"
-        config.write_text(yaml.safe_dump(_config(posts.server_address[1], letters.server_address[1])))
-        port = free_port()
-        words = [
-            "prometheus-alertmanager", f"--config.file={config}", f"--storage.path={folder}",
-            "--cluster.listen-address=", f"--web.listen-address=127.0.0.1:{port}", "--web.external-url=http://alertmanager.example",
-        ]  # fmt: skip
-        program = stack.enter_context(running(words, folder / "said", environment()))
-        client = stack.enter_context(httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False))
+        config = _config(posts.server_address[1], letters.server_address[1])
+        client = stack.enter_context(alertmanager(config, tmp_path_factory.mktemp("alertmanager")))
+        for moment in (FIRING, ONE_ENDED, RESOLVED):
+            _post(client, ALERTS, ended=moment)
+            wait_for(lambda: len(Mail.got) > moment and _all_posted(moment), "three notifications")  # noqa: B023
+        return [Notified(moment) for moment in (FIRING, ONE_ENDED, RESOLVED)]
+
+
+def _all_posted(moment: int) -> bool:
+    return all(len(Web.got.get(path, ())) > moment for path in ("/slack", "/pagerduty"))
+
+
+def _post(client: httpx.Client, alerts: list[dict[str, Any]], *, ended: int = 0) -> None:
+    """Post alerts, of which the first ones have ended."""
+    now = datetime.now(UTC).isoformat()
+    ends = [alert | ({"endsAt": now} if number < ended else {}) for number, alert in enumerate(alerts)]
+    assert client.post("/api/v2/alerts", json=ends).status_code == 200
+
+
+@pytest.fixture(name="sent", scope="module")
+def _sent(told: list[Notified]) -> Notified:
+    return told[FIRING]
+
+
+@contextmanager
+def alertmanager(content: dict[str, Any], folder: Path) -> Iterator[httpx.Client]:
+    """Run an Alertmanager with that configuration, and give a client of it."""
+    config = folder / "alertmanager.yaml"
+    config.write_text(yaml.safe_dump(content))
+    port = free_port()
+    words = [
+        "prometheus-alertmanager", f"--config.file={config}", f"--storage.path={folder}",
+        "--cluster.listen-address=", f"--web.listen-address=127.0.0.1:{port}", "--web.external-url=http://alertmanager.example",
+    ]  # fmt: skip
+    with (
+        running(words, folder / "said", environment()) as program,
+        httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client,
+    ):
         wait_for(lambda: program.alive() and _ready(client), "Alertmanager ready")
-        assert client.post("/api/v2/alerts", json=ALERTS).status_code == 200
-        wait_for(lambda: len(Web.got) == 2 and Mail.got, "three notifications")
-        found = Notified()
-        found.slack, found.pagerduty = Web.got["/slack"], Web.got["/pagerduty"]
-        found.mail = message_from_bytes(Mail.got[0], EmailMessage, policy=policy.default)
-        yield found
+        yield client
 
 
 def _ready(client: httpx.Client) -> bool:
@@ -125,12 +156,14 @@ def _config(posts: int, letters: int) -> dict[str, Any]:
     three[0]["slack_configs"][0]["api_url"] = f"http://127.0.0.1:{posts}/slack"
     three[1]["email_configs"][0] |= {"smarthost": f"127.0.0.1:{letters}", "require_tls": False}
     three[2]["pagerduty_configs"][0]["url"] = f"http://127.0.0.1:{posts}/pagerduty"
-    routes = [{"receiver": row["name"], "continue": True} for row in three]
+    each = [{"receiver": row["name"], "continue": True} for row in three]
     return {
         "templates": [str(EXAMPLE.with_name("gpu-efficiency.tmpl"))],
-        "route": {"receiver": "slack", "group_by": ["cluster"], "group_wait": "1s", "routes": routes},
+        "route": {
+            "receiver": "slack", "group_by": ["cluster"], "group_wait": "1s", "group_interval": "1s", "routes": each,
+        },
         "receivers": three,
-    }
+    }  # fmt: skip
 
 
 TITLE = f"PAGE JobDeadlocked: {ALERTS[0]['annotations']['summary']} (and 1 more)"
@@ -168,3 +201,51 @@ def test_a_mail_has_both_forms_and_escapes_what_is_no_markup(sent: Notified) -> 
 def test_a_whole_address_is_left_as_it_is() -> None:
     text = EXAMPLE.with_name("gpu-efficiency.tmpl").read_text()
     assert text.count('match "^https?://"') == 2
+
+
+def test_while_one_still_fires_the_title_is_about_that_one(told: list[Notified]) -> None:
+    title = f"PAGE JobDeadlocked: {ALERTS[1]['annotations']['summary']}"
+    (said,) = told[ONE_ENDED].slack["attachments"]
+    assert (said["title"], said["color"]) == (title, "danger")
+    assert told[ONE_ENDED].mail["Subject"] == title
+    assert told[ONE_ENDED].pagerduty["payload"]["summary"] == title
+    paragraphs = said["text"].split("\n\n")
+    assert sorted(text.startswith("Resolved: ") for text in paragraphs) == [False, True]
+    assert f"Resolved: {ALERTS[0]['annotations']['summary']}" in said["text"]
+
+
+def test_what_has_ended_is_called_resolved_everywhere(told: list[Notified]) -> None:
+    (said,) = told[RESOLVED].slack["attachments"]
+    assert said["title"].startswith("RESOLVED JobDeadlocked: east: Job 7")
+    assert said["color"] == "good"
+    assert said["text"].startswith("Resolved: ")
+    assert told[RESOLVED].pagerduty["event_action"] == "resolve"
+    assert told[RESOLVED].pagerduty["dedup_key"] == told[FIRING].pagerduty["dedup_key"]
+    mail = told[RESOLVED].mail
+    parts = {part.get_content_type(): part.get_content() for part in mail.walk() if not part.is_multipart()}
+    assert mail["Subject"] == said["title"]
+    assert parts["text/plain"].startswith("Resolved: ")
+    assert "<b>Resolved: " in parts["text/html"]
+
+
+def test_nine_zombies_of_a_user_are_one_notification(tmp_path: Path) -> None:
+    """By the example's own routes; only its waits are shorter, and its receivers ours."""
+    content = yaml.safe_load(EXAMPLE.read_text())
+    for route in routes(content["route"]):
+        if "group_wait" in route:
+            route["group_wait"] = "3s"
+    labels = LABELS | {"alertname": "GPUZombie", "severity": "ticket", "team": "platform"}
+    jobs = [("ann", number) for number in range(9)] + [("bob", 9)]
+    alerts = [{"labels": labels | {"user": user, "job_id": f"{number}"}} for user, number in jobs]
+    with ThreadingHTTPServer(("127.0.0.1", 0), Web) as posts:
+        threading.Thread(target=posts.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+        for receiver in content["receivers"]:
+            for webhook in receiver.get("webhook_configs", ()):
+                webhook["url"] = webhook["url"].replace("127.0.0.1:9095", f"127.0.0.1:{posts.server_address[1]}")
+        content["templates"] = [str(EXAMPLE.with_name("gpu-efficiency.tmpl"))]
+        with alertmanager(content, tmp_path) as client:
+            _post(client, alerts)
+            told = Web.got.setdefault("/tickets/platform", [])
+            wait_for(lambda: sum(len(each["alerts"]) for each in told) == len(alerts), "all sent")
+        posts.shutdown()
+    assert sorted((each["commonLabels"]["user"], len(each["alerts"])) for each in told) == [("ann", 9), ("bob", 1)]

@@ -1,0 +1,87 @@
+"""Every alert's text, as Prometheus writes it, begins with whether the node is simulated and which cluster it is in."""
+
+import os
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.alerts.packs import alerts, needed, sheet
+from tests.alerts.test_mutations import written
+
+pytestmark = pytest.mark.slow
+
+_SERIES = re.compile(r"(?P<name>[\w:]+)\s*(?:\{(?P<labels>.*)\})?\s*", re.DOTALL)
+_LABEL = re.compile(r'(cluster|instance)="([^"]*)"')
+_SUMMARY = re.compile(r'Annotations:\{.*?summary="((?:[^"\\]|\\.)*)"')
+
+
+def _that_fire(alert: str) -> list[tuple[Any, str]]:
+    """One case for each kind of subject with which it fires (a job, a whole cluster), and when."""
+    found: dict[frozenset[str], tuple[Any, str]] = {}
+    for case in sheet(alert)["tests"]:
+        for asked in case["alert_rule_test"]:
+            for fires in asked["exp_alerts"]:
+                found.setdefault(frozenset(fires["exp_labels"]) - {"cluster"}, (case, asked["eval_time"]))
+    return list(found.values())
+
+
+def _in_a_cluster(series: str) -> str:
+    """The series with a label cluster, if it has none."""
+    found = _SERIES.fullmatch(series)
+    assert found, series
+    labels = found["labels"] or ""
+    return series if 'cluster="' in labels else f'{found["name"]}{{cluster="east",{labels}}}'
+
+
+def _marks(series: list[str], *, simulated: bool) -> list[dict[str, str]]:
+    """What simulated nodes, and a simulated scheduler, say of themselves."""
+    owners = {tuple(dict(_LABEL.findall(each)).get(name, "") for name in ("cluster", "instance")) for each in series}
+    scheduler, node = ("simulation", "1x4000") if simulated else ("slurm", "0x4000")
+    rows = []
+    for cluster, instance in sorted(owners):
+        labels = f'cluster="{cluster}",instance="{instance}"'
+        rows.append({"series": f"gpu_efficiency_simulated{{{labels}}}", "values": node})
+        info = f'gpu_efficiency_cluster_build_info{{{labels},scheduler="{scheduler}"}}'
+        rows.append({"series": info, "values": "1x4000"})
+    return rows
+
+
+def _summaries(alert: str, folder: Path, *, simulated: bool) -> list[str]:
+    return [text for case, at in _that_fire(alert) for text in _rendered(alert, case, at, folder, simulated=simulated)]
+
+
+def _rendered(alert: str, case: Any, at: str, folder: Path, *, simulated: bool) -> list[str]:
+    asked = sheet(alert)
+    rows = [row | {"series": _in_a_cluster(row["series"])} for row in case["input_series"]]
+    # A case that begins with what is recorded lacks what it was recorded from, which the text asks for.
+    recorded = [row for row in rows if row["series"].startswith("job:gpu_efficiency_info{")]
+    raw = 'gpu_efficiency_job_info{instance="n1",'
+    rows += [row | {"series": raw + row["series"].partition("{")[2]} for row in recorded]
+    marks = _marks([row["series"] for row in rows], simulated=simulated)
+    # A case that is itself about a simulated node has the mark already.
+    rows = [row for row in rows if not row["series"].startswith("gpu_efficiency_simulated")] + marks
+    rules = [*needed(alerts()[alert]["expr"], asked["rule_files"]), alerts()[alert]]
+    written(folder / "rules.yaml", {"groups": [{"name": "copy", "rules": rules}]})
+    test = {"eval_time": at, "alertname": alert, "exp_alerts": []}
+    content = asked | {
+        "rule_files": ["rules.yaml"], "group_eval_order": ["copy"],
+        "tests": [{"interval": case["interval"], "input_series": rows, "alert_rule_test": [test]}],
+    }  # fmt: skip
+    written(folder / "test.yaml", content)
+    command = ["promtool", "test", "rules", f"{folder}/test.yaml"]
+    env = os.environ | {"GOGC": "400"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, env=env)
+    found = _SUMMARY.findall(done.stderr)
+    assert found, done.stdout + done.stderr
+    return found
+
+
+@pytest.mark.parametrize("alert", sorted(alerts()))
+def test_its_text_begins_with_whether_it_is_simulated_and_where(alert: str, tmp_path: Path) -> None:
+    begins = re.compile(r"SIMULATED: (east|west): \S")
+    marked = _summaries(alert, tmp_path, simulated=True)
+    assert [text for text in marked if not begins.match(text)] == []
+    assert [text for text in _summaries(alert, tmp_path, simulated=False) if "SIMULATED" in text] == []
