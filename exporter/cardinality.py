@@ -94,6 +94,8 @@ class FleetSize(Struct, frozen=True, kw_only=True):
     pairs: int = 1
     """Pairs of an owner and a user."""
     exemptions: int = 0
+    pod_labels: int = 0
+    """Labels of pods that are exported for each job."""
     leaks: int = 0
     """Leaks in which one job or node loses time at once; 0: all of them."""
     source: str = "dcgm"
@@ -286,6 +288,7 @@ def population(scope: str, fleet: FleetSize) -> float:
         "job in trouble": fleet.trouble * fleet.nodes_per_job,
         "job on one GPU": max(0.0, fleet.node_jobs if fleet.nodes_per_job == 1 else 0.0),
         "job without tensor work": fleet.node_jobs,
+        "labelled job": fleet.node_jobs * fleet.pod_labels,
         "job on several GPUs": fleet.node_jobs if fleet.nodes_per_job * _gpus_per_job(fleet) > 1 else 0.0,
         "reporting job": fleet.reporting * fleet.nodes_per_job,
         REPORTING_OR_SERVING: (fleet.reporting + fleet.serving) * fleet.nodes_per_job,

@@ -188,6 +188,8 @@ class KubernetesSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """Seconds between two queries of it; a change that the API server reports triggers one at once."""
     resources: tuple[str, ...] = ("nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/mig-*")
     """Names of the extended resources that are GPUs; * is any text. The default is what NVIDIA's plugin offers."""
+    pod_labels: tuple[str, ...] = ()
+    """Keys of the pod labels that are exported for each job; none by default, as users write labels."""
     node_name: str = ""
     """This node's name; empty: NODE_NAME, else the host name."""
     api_url: str = "auto"

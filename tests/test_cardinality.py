@@ -362,6 +362,7 @@ def test_every_metric_s_most_is_known() -> None:
         spinning=8,
         shared=1,
         exemptions=1,
+        pod_labels=1,
         mig_boards=1,
         mig_instances=7,
     )

@@ -239,6 +239,7 @@ _NUMBERS = (
     ("users", 1, 1, "users who run jobs at the same time"),
     ("node-accounts", 4, 1, "of these, how many have used one node since its daemon's start"),
     ("exemptions", 0, 0, "[[exemptions]]"),
+    ("pod-labels", 0, 0, "labels of pods that are exported for each job (kubernetes.pod_labels)"),
     (
         "leaks",
         0,

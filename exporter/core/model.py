@@ -208,6 +208,8 @@ class Owner(Struct, frozen=True, omit_defaults=True):
     het_job_offset: str = ""
     """Offset of the job in its heterogeneous job; empty if it is in none, or unknown."""
     comment: str = ""
+    labels: tuple[tuple[str, str], ...] = ()
+    """Labels of its pod by key, as far as the operator exports them."""
     nodes: int = 0
     """Nodes of the whole job; 0: unknown."""
     time_limit_seconds: float | None = None

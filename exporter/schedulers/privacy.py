@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from hashlib import blake2b
 from pathlib import Path
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -89,7 +90,8 @@ class UserMask:
             return owner
         self._add_name(owner.user)
         own = _names_pattern((owner.user,))
-        masked = {name: own.sub(self._replacement, getattr(owner, name)) for name in _FREE_TEXT}
+        masked: dict[str, Any] = {name: own.sub(self._replacement, getattr(owner, name)) for name in _FREE_TEXT}
+        masked["labels"] = tuple((key, own.sub(self._replacement, value)) for key, value in owner.labels)
         if owner.scheduler in _NAMED_AFTER_USERS:
             masked["job_id"] = own.sub(lambda _: self._hash(owner.user), owner.job_id)
         if owner.scheduler == "processes":

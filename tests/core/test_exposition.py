@@ -16,7 +16,7 @@ from exporter.core.metrics import METRICS, SERIES_BUDGET, UNOBSERVED_REASONS, Me
 from exporter.core.model import Fault, Health, Owner, Process
 from exporter.core.pipeline import advance
 from exporter.core.snapshot import DaemonMetadata, Snapshot, take_snapshot
-from tests.worlds import RESTING, SPINNING, WORKING, cut, device, first, held, reading, seen
+from tests.worlds import JOB, RESTING, SPINNING, WORKING, cut, device, first, held, reading, seen
 
 HOSTILE = 'a"b\\c\nd{e}=é,\t' + "x" * 10
 
@@ -281,3 +281,14 @@ def test_a_boards_parts_weigh_what_they_are_in_the_nodes_ratios() -> None:
     gau = float(body.split("\ngpu_efficiency_node_gau_ratio ")[1].split("\n")[0])
     assert gau == pytest.approx(4 / 14, abs=1e-6)
     assert "node_coverage_ratio 1.0" in body
+
+
+def test_labels_of_a_job_s_pod_are_one_series_each() -> None:
+    ledger = Ledger()
+    labelled = replace(JOB, labels=(("app.kubernetes.io/part-of", "llama"), ("team", 'a"b')))
+    advance(ledger, first([device(), device("GPU-1", "1")], [held(owner=labelled), held("GPU-1", Owner("42"))]))
+    advance(ledger, seen(1, reading(0, 1), reading(0, 1, uuid="GPU-1")))
+    assert lines(take_snapshot(ledger, DaemonMetadata()), "job_label_info") == [
+        'job_label_info{job_id="41",key="app.kubernetes.io/part-of",value="llama"} 1',
+        'job_label_info{job_id="41",key="team",value="a\\"b"} 1',
+    ]

@@ -11,6 +11,7 @@ import pytest
 from exporter.core.model import MS, SECOND, UNKNOWN_JOB, Device, Process, Reading
 from exporter.schedulers.base import CONDITIONS, SchedulerError, SchedulerState
 from exporter.schedulers.kubernetes.scheduler import WatchIntervals, open_kubernetes
+from exporter.schedulers.rules import Rules
 from tests.kubernetes.cluster import (
     GPUS,
     INTERVALS,
@@ -427,6 +428,18 @@ def test_a_pod_is_its_job_with_its_labels_class_and_restarts(here: Node) -> None
     assert (one.owner.name, one.owner.kind, one.owner.pod) == ("train-llama", "job", "train-llama-0-xyz")
     assert (one.owner.partition, one.owner.qos, one.owner.workload_class) == ("research", "high", "batch")
     assert one.restarts == 3
+
+
+def test_labels_of_pods_are_exported_if_their_keys_are_listed(here: Node) -> None:
+    first = pod_object("train-0", labels={"app": "llama", "other": "x"}, ownerReferences=kept_by("Job", "train"))
+    here.api.has(first)
+    here.kubelet.gives("train-0", gpu_uuid(0))
+    scheduler = here.opens(pod_labels=("app", "app"))
+    (one,) = here.held((0, "ml/job/train")).allocations
+    assert one.owner.labels == (("app", "llama"),)
+    scheduler.update(Rules())
+    here.api.has(first | {"metadata": first["metadata"] | {"labels": {"app": "mistral"}}})
+    here.until(lambda state: state.allocations[0].owner.labels == (("app", "mistral"),), "the new label")
 
 
 def status(name: str, restarts: int) -> dict[str, Any]:

@@ -135,6 +135,13 @@ def test_no_label_of_a_pod_is_told_but_those_that_are_documented_or_named_by_a_r
     assert owner_of("ml", "p", read(pod_object("p", labels=labels)), named).team == "quiet"
 
 
+def test_labels_that_the_operator_lists_are_kept_in_his_order() -> None:
+    thing = read(pod_object("p", labels={"app": "llama", "team": "nlp", "empty": "", "secret": "hush"}))
+    keys = ("team", "app", "empty", "absent")
+    assert owner_of("ml", "p", thing, RULES, exported=keys).labels == (("team", "nlp"), ("app", "llama"))
+    assert owner_of("ml", "p", None, RULES, exported=keys).labels == ()
+
+
 def test_the_class_follows_kind_and_command() -> None:
     assert owner({"pod-template-hash": "a"}, ("ReplicaSet", "w-a")).workload_class == "serving"
     assert owner({"notebook-name": "n"}).workload_class == "interactive"

@@ -111,6 +111,12 @@ def test_dropped_is_not_even_a_hash_but_two_people_s_jobs_stay_two(dropped: User
     assert again.job_id != alice.job_id  # valid for one run of the daemon, so users cannot be tracked
 
 
+def test_the_user_s_name_in_labels_that_are_exported_is_masked(hashed: UserMask, dropped: UserMask) -> None:
+    said = owner(labels=(("owner", "alice"), ("app", "llama")))
+    assert hashed.owner(said).labels == (("owner", hashed.user("alice")), ("app", "llama"))
+    assert dropped.owner(said).labels == (("owner", "user"), ("app", "llama"))
+
+
 def test_where_a_pod_is_stays_known_to_those_who_write_to_it_and_to_nobody_else(dropped: UserMask) -> None:
     pods = [Owner(f"{user}/pod/p", "kubernetes", user, namespace=user, pod="p") for user in ("alice", "bob")]
     words = [SchedulerState((held(owner=each),), 0) for each in pods]

@@ -6,7 +6,7 @@ Kubernetes API reference (Pod v1, Node v1, ResourceSlice), "Taints and Toleratio
 """
 
 import re
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterable, Iterator
 from datetime import datetime
 from typing import Generic, TypeVar
 
@@ -356,8 +356,11 @@ def pod_owner(namespace: str, name: str) -> Owner:
     return Owner(f"{namespace}/pod/{name}", "kubernetes", namespace=namespace, pod=name, name=name, kind="pod")
 
 
-def owner_of(namespace: str, name: str, pod: Pod | None, rules: Rules) -> Owner:
-    """Return the owner of a pod's GPUs; if the API server has not reported the pod (None), the pod itself."""
+def owner_of(namespace: str, name: str, pod: Pod | None, rules: Rules, *, exported: Iterable[str] = ()) -> Owner:
+    """Return the owner of a pod's GPUs; if the API server has not reported the pod (None), the pod itself.
+
+    `exported` are the keys of the labels that it keeps.
+    """
     bare = pod_owner(namespace, name)
     if pod is None:
         return rules.apply(bare)
@@ -372,6 +375,7 @@ def owner_of(namespace: str, name: str, pod: Pod | None, rules: Rules) -> Owner:
         partition=next((labels[key] for key in _QUEUE_LABELS if key in labels), ""),
         qos=pod.spec.priority_class_name,
         time_limit_seconds=pod.spec.active_deadline_seconds,
+        labels=tuple((key, labels[key]) for key in exported if labels.get(key)),
     )
     return rules.apply(owner, command=" ".join(_command_line(pod)), labels=labels)
 

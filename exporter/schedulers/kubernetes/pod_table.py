@@ -45,9 +45,9 @@ class GpuPod(Struct, frozen=True):
 class PodTable:
     """The kubelet's newest list, and what is known of the pods on it."""
 
-    def __init__(self, rules: Rules, resources: tuple[str, ...]) -> None:
-        """`resources` are patterns of the resource names of GPUs."""
-        self._rules, self._resources = rules, resources
+    def __init__(self, rules: Rules, resources: tuple[str, ...], *, exported: Iterable[str] = ()) -> None:
+        """`resources` are patterns of the resource names of GPUs, `exported` keys of labels that owners keep."""
+        self._rules, self._resources, self._exported = rules, resources, tuple(dict.fromkeys(exported))
         self._listed: tuple[PodResources, ...] = ()
         self._known: dict[PodName, Pod] = {}
         self._owners: dict[PodName, tuple[Pod | None, Owner]] = {}
@@ -59,7 +59,7 @@ class PodTable:
     def update_rules(self, rules: Rules) -> None:
         """Replace the rules, also for known pods."""
         self._rules = rules
-        self._owners = {name: (pod, owner_of(*name, pod, rules)) for name, (pod, _) in self._owners.items()}
+        self._owners = {name: (pod, self._read_owner(name, pod)) for name, (pod, _) in self._owners.items()}
 
     def with_gpus(self, held: Iterable[PodResources]) -> tuple[PodResources, ...]:
         """Return the pods of a list that hold GPUs, with their other devices removed."""
@@ -173,5 +173,8 @@ class PodTable:
         """Apply the rules once per version of the pod."""
         before = self._owners.get(name)
         if before is None or before[0] is not pod:
-            before = self._owners[name] = (pod, owner_of(*name, pod, self._rules))
+            before = self._owners[name] = (pod, self._read_owner(name, pod))
         return before[1]
+
+    def _read_owner(self, name: PodName, pod: Pod | None) -> Owner:
+        return owner_of(*name, pod, self._rules, exported=self._exported)

@@ -501,7 +501,7 @@ def open_kubernetes(
         Kubelet(settings.pod_resources_socket),
         find_api_server(settings, environ, timeouts or ApiTimeouts()),
         node=settings.node_name or environ.get("NODE_NAME") or platform.node(),
-        pod_table=PodTable(Rules(config.workload, config.exemptions), settings.resources),
+        pod_table=PodTable(Rules(config.workload, config.exemptions), settings.resources, exported=settings.pod_labels),
         clock=clock,
         intervals=intervals or WatchIntervals(refresh=settings.refresh_seconds),
     )
