@@ -70,10 +70,13 @@ class Terminal:
         return "\n".join(self.screen.display)
 
     def until(self, true: Callable[[str], object], what: str) -> str:
-        """Wait until the predicate holds for the screen's text, and return the text."""
+        """Wait until the predicate holds for the screen's text, and return the text; not beyond the program's end."""
         deadline = time.monotonic() + PATIENCE
+        ended = False
         while not true(self.text):
+            assert not ended, f"{what}: not so when the program ended; the screen:\n{self.text}"
             assert time.monotonic() < deadline, f"{what}: not so after {PATIENCE:g} s; the screen:\n{self.text}"
+            ended = self.process.poll() is not None  # before the rest of its output is read
             self.drain()
         return self.text
 
