@@ -463,7 +463,7 @@ def test_recorded_node_states(version: str) -> None:
         (["ALLOCATED", "DRAIN", "NOT_RESPONDING"], "down"), (["MIXED+DRAIN"], "draining"), (["IDLE",
         "PLANNED"], "planned"),
         (["IDLE", "RESERVED", "MAINTENANCE"], "maintenance"), (["IDLE+POWERED_DOWN"], "down"), ([], ""),
-        (["idle+"], ""),
+        (["idle+"], ""), (["inval"], "down"), (["IDLE+INVALID_REG"], "down"), (["IDLE", "INVALID_REG"], "down"),
     ],
 )  # fmt: skip
 def test_conditions(states: list[str], expected: str) -> None:

@@ -326,8 +326,9 @@ class NodeState(Struct, frozen=True):
 
 _CONDITIONS = (
     # The first match counts, the worse first. Long forms of sinfo(1), NODE STATE CODES, as names or as JSON's flags.
-    (("down", "fail", "failed", "error", "future", "inval", "unknown", "not_responding", "reboot_issued", "rebooting",
-      "powered_down", "powering_down", "powering_up", "power_down", "power_up", "powered_off", "no_respond"), "down"),
+    (("down", "fail", "failed", "error", "future", "inval", "invalid_reg", "unknown", "not_responding",
+      "reboot_issued", "rebooting", "powered_down", "powering_down", "powering_up", "power_down", "power_up",
+      "powered_off", "no_respond"), "down"),
     (("maint", "maintenance"), "maintenance"),
     (("draining", "failing", "reboot", "reboot_requested", "power_drain"), "draining"),
     (("drained",), "drained"),
