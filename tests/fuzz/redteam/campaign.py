@@ -28,14 +28,16 @@ from tests.fuzz.redteam.attacks import (
 )
 from tests.fuzz.redteam.child import Child
 from tests.fuzz.redteam.honest import Reporter, Scrape, Scraper, start_as_slurm
+from tests.fuzz.redteam.logins import FirstLogins, Login, number_of_logins
 from tests.fuzz.redteam.node import Node, running
 from tests.fuzz.redteam.tally import Tally
 from tests.fuzz.redteam.target import BY_HTTP, HONEST, SERVING, Attack, Episode, Job
 
+GUESSES = "wrong passwords"
 ATTACKS: dict[str, Attack] = {
     "stalled TLS handshakes": handshakes.attack,
     "floods of /metrics": floods.attack,
-    "wrong passwords": guesses.attack,
+    GUESSES: guesses.attack,
     "crowds on the reports' socket": crowds.attack,
     "held connections to the reports' HTTP": doors.attack,
     "impostors of a Slurm job": impostors.attack,
@@ -84,6 +86,9 @@ class Course(Struct):
     episodes: list[Ran]
     tallies: dict[str, Tally]
     scrapes: list[Scrape]
+    logins: list[Login]
+    check_seconds: float
+    """Processor time of one check of a password."""
     reports: dict[int, Tally]
     alive: bool
     how_ended: str
@@ -102,7 +107,7 @@ def run(plan: Plan, tell: Callable[[str], None]) -> Course:
     others = tuple(cores[:-1]) or (core,)
     os.sched_setaffinity(0, others)
     try:
-        with running(core, plan.intensity) as node:
+        with running(core, plan.intensity, people=number_of_logins(plan.seconds)) as node:
             return _Run(plan, node, others, tell).course()
     finally:
         os.sched_setaffinity(0, cores)
@@ -122,8 +127,8 @@ class _Run:
         self._end = self._attack_until + _CALM
 
     def course(self) -> Course:
-        notes = self._node.target.folder / "scrapes.jsonl"
-        with self._honest(notes) as (scraper, reporters):
+        notes, logins = (self._node.target.folder / f"{name}.jsonl" for name in ("scrapes", "logins"))
+        with self._honest(notes, logins) as (scraper, reporters):
             ran, busy = _cpu(self._node.target.pid), _core_busy(self._node.core)
             self._attack()
             used, core = _cpu(self._node.target.pid) - ran, _core_busy(self._node.core) - busy
@@ -142,6 +147,8 @@ class _Run:
             episodes=self._ran,
             tallies=self._tallies,
             scrapes=scrapes,
+            logins=[msgspec.json.decode(text, type=Login) for text in logins.read_bytes().splitlines()],
+            check_seconds=self._node.check_seconds,
             reports=reports,
             alive=alive,
             how_ended="" if alive else f"exit status {self._node.process.poll()}",
@@ -154,10 +161,11 @@ class _Run:
         )
 
     @contextmanager
-    def _honest(self, notes: Path) -> Iterator[tuple[Child, list[tuple[Job, Child]]]]:
+    def _honest(self, notes: Path, logins: Path) -> Iterator[tuple[Child, list[tuple[Job, Child]]]]:
         target = self._node.target
         scraper = Child(Scraper(target, self._end, notes), cpus=self._others, nice=_FAVOURED)
-        children = [scraper]
+        people = FirstLogins(target, since=self._attack_from, until=self._attack_until, notes=logins)
+        children = [scraper, Child(people, cpus=self._others, nice=_FAVOURED)]
         reporters = []
         try:
             for job in (HONEST, BY_HTTP):

@@ -18,10 +18,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-import bcrypt
-
 from tests.fuzz.redteam.attacks.logs import line
 from tests.fuzz.redteam.cgroups import MemoryGroup, of_jobs, weight
+from tests.fuzz.redteam.logins import hashed, person, seconds_of_check
 from tests.fuzz.redteam.target import FORGED_STEP, JOBS, SERVING, USER, Job, Target
 from tests.nvml_stub.build import build
 from tests.ports import free_port
@@ -91,8 +90,12 @@ exit 1
 class Node:
     """The daemon and what is around it."""
 
-    def __init__(self, process: subprocess.Popen[bytes], target: Target, memory: MemoryGroup, core: int) -> None:
+    def __init__(
+        self, process: subprocess.Popen[bytes], target: Target, memory: MemoryGroup, core: int, *, check_seconds: float
+    ) -> None:
+        """`check_seconds`: processor time of one check of a password."""
         self.process, self.target, self.memory, self.core = process, target, memory, core
+        self.check_seconds = check_seconds
         self._processes: dict[int, int] = {}
         self._listed = ""
 
@@ -131,8 +134,8 @@ def _guest(path: Path) -> int:
 
 
 @contextmanager
-def running(core: int, intensity: float) -> Iterator[Node]:
-    """Start the daemon on that processor, wait until it listens, end it at last."""
+def running(core: int, intensity: float, *, people: int) -> Iterator[Node]:
+    """Start the daemon on that processor, with so many users beside the scraper; end it at last."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="redteam-")))
         folder.chmod(0o755)
@@ -141,7 +144,7 @@ def running(core: int, intensity: float) -> Iterator[Node]:
         stack.callback(memory.remove)
         weighted = stack.enter_context(weight())
         ports = tuple(free_port() for _ in range(2 * _ENGINES + 1))
-        _files(folder, ports)
+        check_seconds = _files(folder, ports, people)
         process = subprocess.Popen(
             [sys.executable, "-m", "exporter", "serve", "--config", str(folder / "config.toml")],
             cwd=_ROOT,
@@ -163,7 +166,7 @@ def running(core: int, intensity: float) -> Iterator[Node]:
             intensity=intensity,
             cgroups=cgroups,
         )
-        yield Node(process, target, memory, core)
+        yield Node(process, target, memory, core, check_seconds=check_seconds)
 
 
 def _confine(memory: MemoryGroup, core: int, weighted: Path | None) -> None:
@@ -194,11 +197,12 @@ def _port(process: subprocess.Popen[bytes], log: Path) -> int:
     raise RuntimeError(f"the daemon does not listen (exit status {process.poll()}). Its log:\n{log.read_text()}")
 
 
-def _files(folder: Path, ports: tuple[int, ...]) -> None:
+def _files(folder: Path, ports: tuple[int, ...], people: int) -> float:
+    """Write all files; return the processor time of one check of a password."""
     for name in ("run", "mapping", "spool", "bin", "state", "guests", "logs"):
         (folder / name).mkdir(mode=0o755)
     (folder / "state").chmod(0o750)
-    _web(folder)
+    check_seconds = _web(folder, people)
     _slurm(folder)
     for job in JOBS:
         logs = folder / "logs" / str(job.id)
@@ -214,16 +218,19 @@ def _files(folder: Path, ports: tuple[int, ...]) -> None:
     config = _CONFIG.format(folder=folder, door=ports[-1], ports=list(ports[_ENGINES:-1]))
     (folder / "config.toml").write_text(config + endpoints, encoding="utf-8")
     _replace(folder / "boards", f"count {_GPUS}\ngpu * idle\n")
+    return check_seconds
 
 
-def _web(folder: Path) -> None:
+def _web(folder: Path, people: int) -> float:
     words = "req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext subjectAltName=IP:127.0.0.1"
     paths = ("-keyout", str(folder / "tls.key"), "-out", str(folder / "tls.crt"))
     subprocess.run(["openssl", *words.split(), *paths], check=True, capture_output=True)
-    digest = bcrypt.hashpw(_PASSWORD.encode(), bcrypt.gensalt(10)).decode()
-    users = f"basic_auth_users: {{{USER}: '{digest}'}}\n"
+    digest = hashed(_PASSWORD)
+    names = (USER, *(person(number) for number in range(people)))
+    users = "basic_auth_users:\n" + "".join(f"  {each}: '{digest}'\n" for each in names)
     (folder / "web.yml").write_text(f"tls_server_config: {{cert_file: tls.crt, key_file: tls.key}}\n{users}")
     (folder / "tls.key").chmod(0o600)
+    return seconds_of_check(digest)
 
 
 def _slurm(folder: Path) -> None:

@@ -3,15 +3,20 @@
 import json
 import subprocess
 import sys
+from base64 import b64encode
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from tests.fuzz.redteam.attacks.guesses import CHECKED, is_checked
 from tests.fuzz.redteam.books import Books
-from tests.fuzz.redteam.campaign import ATTACKS
+from tests.fuzz.redteam.campaign import ATTACKS, GUESSES, Ran
 from tests.fuzz.redteam.child import Child
+from tests.fuzz.redteam.logins import Login
 from tests.fuzz.redteam.tally import Tally
+from tests.fuzz.redteam.verdict import judge_guessing
 
 _ROOT = Path(__file__).resolve().parents[3]
 _PAGE = """# TYPE gpu_efficiency_seconds_total counter
@@ -57,6 +62,30 @@ def test_tallies_come_back_from_processes() -> None:
 
     tally = Child(work).wait(30)
     assert (tally.attempts, dict(tally.outcomes)) == (3, {"refused": 2})
+
+
+@pytest.mark.parametrize(
+    ("slowest", "came", "checks", "good"),
+    [(9.0, "200", 400, [True, True]), (11.0, "200", 500, [False, False]), (9.0, "429", 400, [False, True])],
+)
+def test_first_logins_and_the_cost_of_guesses_are_judged(
+    slowest: float, came: str, checks: int, good: list[bool]
+) -> None:
+    """In 100 s of guessing: a check takes 60 ms; 400 are 24 % of a processor. Logins at other times do not count."""
+    tally = Tally()
+    tally.came(CHECKED, checks)
+    course: Any = SimpleNamespace(
+        episodes=[Ran(GUESSES, 0.0, 100.0)],
+        tallies={GUESSES: tally},
+        logins=[Login(1.0, 0.2, 1, "200"), Login(50.0, slowest, 9, came), Login(150.0, 30.0, 9, "429")],
+        check_seconds=0.06,
+    )
+    assert [check.good for check in judge_guessing(course)] == good
+
+
+def test_only_a_name_and_a_password_cost_a_hash() -> None:
+    assert is_checked("Basic " + b64encode(b"ada:guess").decode())
+    assert not any(map(is_checked, ("Basic %%%", "Basic", "Bearer YTpi", "Basic " + b64encode(b"ada").decode())))
 
 
 def _ran(out: Path, minutes: float) -> Any:

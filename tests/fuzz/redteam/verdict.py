@@ -5,7 +5,8 @@ from statistics import median
 
 from msgspec import Struct
 
-from tests.fuzz.redteam.campaign import Course
+from tests.fuzz.redteam.attacks.guesses import CHECKED
+from tests.fuzz.redteam.campaign import GUESSES, Course
 from tests.fuzz.redteam.cgroups import Memory
 from tests.fuzz.redteam.honest import EVERY, Scrape, step_at
 from tests.fuzz.redteam.target import BY_HTTP, FORGED_STEP, HONEST
@@ -14,6 +15,12 @@ _SLOW = 0.1
 """The bar of the 99th percentile of scrapes, seconds."""
 _STALE = 10.0
 """The oldest that an honest report in /metrics may be, seconds; one is sent every two."""
+_FIRST_LOGIN = 10.0
+"""The longest that a first login may take while others guess, seconds: Prometheus' own scrape timeout."""
+_GUESSING = 0.25
+"""The share of a processor that checking the guesses may take."""
+_SHORT = 60.0
+"""Seconds of guessing below which its share is not judged: a burst of checks is allowed at once."""
 _SLOWEST = 12
 _SHOWN = 7
 """Outcomes shown of each attack."""
@@ -51,6 +58,7 @@ def judge(course: Course) -> Verdict:
             *_scraping(scrapes),
             *_figures(course, scrapes),
             *_reports(course, scrapes),
+            *judge_guessing(course),
             _protected(course),
             _log(course),
         ],
@@ -151,6 +159,29 @@ def _is_forged(course: Course, scrape: Scrape, job: str, step: float) -> bool:
     if job in {str(HONEST.id), str(BY_HTTP.id)}:
         return step > step_at(course.honest_began, scrape.at + scrape.seconds)
     return FORGED_STEP - 20 <= step <= FORGED_STEP
+
+
+def judge_guessing(course: Course) -> list[Check]:
+    """Check how long first logins took while passwords were guessed, and what checking the guesses cost."""
+    spans = [(ran.since, ran.until) for ran in course.episodes if ran.attack == GUESSES]
+    logins = [one for one in course.logins if any(a <= one.at + one.seconds and one.at <= b for a, b in spans)]
+    tally = course.tallies.get(GUESSES)
+    if tally is None or not spans:
+        return []
+    times, failed = sorted(one.seconds for one in logins), [one for one in logins if one.came != "200"]
+    slowest = f"median {median(times):.2f}, slowest {times[-1]:.2f}, " if times else ""
+    result = f"{slowest}{len(failed)} of {len(times)} failed"
+    guessed = sum(b - a for a, b in spans)
+    share = tally.outcomes[CHECKED] * course.check_seconds / guessed
+    checked = (
+        f"{share:.0%} ({tally.outcomes[CHECKED]} checks of {course.check_seconds * 1e3:.0f} ms in {guessed:.0f} s)"
+    )
+    long = guessed >= _SHORT
+    logged_in = not failed and times[-1] <= _FIRST_LOGIN if times else None
+    return [
+        Check("first login while others guess, s", result, f"{_FIRST_LOGIN:.0f}", logged_in),
+        Check("processor for guesses", checked, f"{_GUESSING:.0%}", share <= _GUESSING if long else None),
+    ]
 
 
 def _protected(course: Course) -> Check:

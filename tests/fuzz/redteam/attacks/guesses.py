@@ -2,12 +2,14 @@
 
 import asyncio
 import ssl
-from base64 import b64encode
+from base64 import b64decode, b64encode
 
 from tests.fuzz.redteam import wire
 from tests.fuzz.redteam.target import USER, Episode, addresses, client_tls
 
 _CONNECTIONS = 2
+CHECKED = "401 /metrics, checked"
+"""A guess that is a name and a password, and for which the daemon computed a hash; others cost it nothing."""
 
 
 def attack(episode: Episode) -> None:
@@ -28,11 +30,13 @@ async def _guess(episode: Episode, address: str, tls: ssl.SSLContext) -> str:
     try:
         while not episode.over():
             path = episode.dice.choice(("/readyz", "/metrics"))
-            writer.write(wire.get(path, f"Authorization: {_wrong(episode)}"))
+            header = _wrong(episode)
+            writer.write(wire.get(path, f"Authorization: {header}"))
             status = await wire.reply(reader)
             episode.tally.attempt()
             forbidden = status == 200 and path == "/metrics"
-            episode.tally.came("PROTECTED 200 with a wrong password" if forbidden else f"{status} {path}")
+            came = CHECKED if status == 401 and path == "/metrics" and is_checked(header) else f"{status} {path}"
+            episode.tally.came("PROTECTED 200 with a wrong password" if forbidden else came)
         return "connection kept to the end"
     finally:
         await wire.closed(writer)
@@ -51,3 +55,12 @@ def _wrong(episode: Episode) -> str:
         "basic " + b64encode(USER.encode() + b":" + dice.randbytes(6)).decode(),
     )
     return dice.choice((wrong[0], *wrong))
+
+
+def is_checked(header: str) -> bool:
+    """Whether the header has a name and a password."""
+    scheme, _, coded = header.partition(" ")
+    try:
+        return scheme.lower() == "basic" and b":" in b64decode(coded, validate=True)
+    except ValueError:
+        return False
