@@ -75,6 +75,9 @@ static int64_t integer_of(int place, int field) {
     case ENERGY: return (int64_t)(now[rate] * 1000);
     case FB_FREE:
         return (int64_t)(gauge[field_at(250)] - gauge[field_at(252)] - gauge[field_at(253)]);
+    case GAUGE:
+        if (f->id == 203 && world.driver_window_us) return (int64_t)(driver_utilization(place) + 0.5);
+        return (int64_t)gauge[field];
     default: return (int64_t)gauge[field];
     }
 }
@@ -84,7 +87,7 @@ bool measure_gauge(int place, int field, struct value *to) {
     const struct gpu *g = &world.gpu[gpu_of(place)];
     if (f->kind == XID) return false; /* an event has its own time: see events() in engine.c */
     int level = (int)entity_at(place).group, kind = unit_at(place)->blank[field];
-    if (g->lost || world.blind) kind = 1;
+    if (g->lost || world.blind || !settled(place)) kind = 1;
     if (!kind && level > f->level && f->kind != VISIBLE) kind = 3;
     if (kind) blank_of(field, kind, to);
     else if (f->type == 's') to->is.text = text_of(place, f);

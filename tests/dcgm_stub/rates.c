@@ -10,15 +10,33 @@ struct snapshot { int64_t at; double counter[RATES]; };
 static struct { struct snapshot *at; int n; } history[ENTITIES]; /* boards with GPM: the samples taken of an entity */
 static int64_t reached;
 
+static struct { int64_t at; double counter, mean; } driver[ENTITIES]; /* the driver's last window of utilisation */
+
 double counters[ENTITIES][RATES];
 
 void rates_start(int64_t at) { reached = at; }
+
+/* The driver averages over windows of its own, and shows the mean of the last one until the next has ended. */
+static void end_windows(int place, double rate, int64_t to) {
+    int64_t window = world.driver_window_us;
+    for (int64_t edge = window ? (reached / window + 1) * window : to + 1; edge <= to; edge += window) {
+        double there = counters[place][GR] + rate * (double)(edge - reached) / 1e6;
+        bool whole = driver[place].at == edge - window;
+        driver[place].mean = whole ? (there - driver[place].counter) / ((double)window / 1e6) : rate;
+        driver[place].at = edge, driver[place].counter = there;
+    }
+}
+
+double driver_utilization(int place) { return driver[place].mean; }
+
+bool settled(int place) { return reached >= world.gpu[gpu_of(place)].bound_until; }
 
 void rates_run(int64_t to) {
     double seconds = (double)(to - reached) / 1e6;
     for (int place = 0; place < ENTITIES && seconds > 0; place++) {
         if (!exists(place)) continue;
         const struct unit *u = unit_at(place);
+        end_windows(place, u->rate[GR], to);
         for (int r = 0; r < WATTS; r++) counters[place][r] += u->rate[r] * seconds;
         counters[place][WATTS] += u->gauge[field_at(155)] * seconds;
     }
@@ -69,7 +87,7 @@ bool measure_rate(int place, int field, int64_t period, struct baseline *base, s
     bool nvlink = rate == NVLINK_TX || rate == NVLINK_RX, c2c = rate == C2C_TX || rate == C2C_RX;
     bool known = g->gpm ? mean_by_gpm(place, rate, period, &mean) : mean_by_field(place, rate, base, &mean);
     if (!g->gpm && !in_turn(place, field, reached / period)) mean = 0; /* another pass was measured */
-    if (g->lost || world.blind || !known) blank = 1;
+    if (g->lost || world.blind || !settled(place) || !known) blank = 1;
     else if ((nvlink && !g->links) || (c2c && !g->c2c)) blank = 3;
     if (blank) blank_of(field, blank, to);
     else if (f->type == 'd') to->is.dbl = mean / 100;

@@ -127,6 +127,7 @@ static bool set_state(struct gpu *g, const char *key, const char *one, const cha
     if (!strcmp(key, "profiling")) return g->profiling = atoi(one), true;
     if (!strcmp(key, "energy")) return g->energy = atof(one), g->set_energy = true;
     if (!strcmp(key, "index")) return g->index = atoi(one), true;
+    if (!strcmp(key, "bound")) return g->bound_until = atoll(one), true;
     if (!strcmp(key, "xid")) {
         if (g->xids == MAX_XIDS) die("too many error events of one GPU in the script", one);
         g->xid[g->xids] = atoi(one), g->xid_sequence[g->xids++] = atoi(two);
@@ -175,6 +176,7 @@ static bool obey_engine(const char *word, const char *one, const char *two) {
     else if (!strcmp(word, "paused")) world.paused = atoi(one);
     else if (!strcmp(word, "jitter")) world.jitter_us = atol(one);
     else if (!strcmp(word, "scatter")) world.scatter_us = atol(one);
+    else if (!strcmp(word, "driver_window")) world.driver_window_us = atol(one);
     else if (!strcmp(word, "knows")) world.lacking[any_field(one)] = false;
     else if (!strcmp(word, "lacks")) world.lacking[any_field(one)] = true;
     else if (!strcmp(word, "listen") && world.listens < MAX_LISTENS)

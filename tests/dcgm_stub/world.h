@@ -30,6 +30,7 @@
  *   late FIELD MS           values of that field are stored so long after their stamp
  *   jitter US               every other cycle comes so much late
  *   scatter US              the stamps of one cycle lie up to so far apart, later than the cycle's end
+ *   driver_window US        field 203 is the mean of gr over the driver's last window of this length instead of `util`
  *   gpu N|* KEY VALUE       a value of one GPU or of all, see below
  *   gpu N|* field ID VALUE  likewise by field number
  *   gpu N|* blank ID KIND   the field says it has no value: blank, not_found, not_supported, not_permissioned, each
@@ -45,6 +46,7 @@
  *   gpu N|* group MAJOR MINOR FIELD...  a metric group instead of the default ones
  *   gpu N|* xid CODE [SEQ]  an error event; another code or SEQ is a new one, and several lines are several events
  *   gpu N|* index K         its index in NVML, if it is not its number here
+ *   gpu N|* bound US        it was bound to the driver anew: all its fields are blank until the clock is this
  *   gpu N|* energy MJ       sets the energy counter (a driver reload resets it)
  *   gpu N|* mig [PROFILE...]    MIG mode with these instances, as 1g.10gb or 3g.40gb/2 (two compute instances; /0 none)
  *   gpu N|* instance K KEY VALUE    a value of the Kth instance; instances are as busy as their board otherwise
@@ -112,6 +114,7 @@ struct gpu {
     int profiling, index, xids, xid[MAX_XIDS], xid_sequence[MAX_XIDS];
     bool gpm, c2c, mig, lost, detached, unsupported, gone, stuck, set_energy;
     double energy;
+    int64_t bound_until;
 };
 struct rule {
     char call[64];
@@ -125,7 +128,7 @@ struct world {
     char listen[MAX_LISTENS][MAX_NAME], version[MAX_NAME];
     unsigned errors, sleeps, watchers, lates, listens, count, incarnation;
     int profiling, embedded;
-    long hung_ms, jitter_us, scatter_us;
+    long hung_ms, jitter_us, scatter_us, driver_window_us;
     uint64_t drop;
     bool lacking[MAX_FIELDS], down, hung, blind, paused, own_clock;
     int64_t now; /* microseconds since 1970 */
@@ -183,6 +186,8 @@ extern double counters[ENTITIES][RATES]; /* rates integrated over seconds */
 void rates_run(int64_t to);  /* integrates up to then */
 void rates_forget(int place); /* the baselines of an entity */
 void rates_start(int64_t at);
+double driver_utilization(int place); /* percent, as the driver shows it now */
+bool settled(int place); /* its GPU has values again after it was bound */
 struct baseline { int64_t at; double counter; bool known; };
 bool measure_rate(int place, int field, int64_t period, struct baseline *base, struct value *to);
 

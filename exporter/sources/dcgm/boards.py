@@ -27,6 +27,8 @@ class DcgmUnit:
         self.series: SampleSeries | None = None
         self.cycles: CycleCounters[int] | None = None
         self.latest: dict[int, DcgmSample] = {}
+        self._previous: dict[int, DcgmSample] = {}
+        """The value of each field before its latest one."""
         self.newest = 0
         """Newest time stamp of the latest values, microseconds."""
         self._ended_at, self._contiguous = NEVER, False
@@ -37,15 +39,24 @@ class DcgmUnit:
     def reset(self, since: int) -> None:
         """Drop all baselines, and values stamped before `since`, microseconds of the engine's clock."""
         self._contiguous, self._counter = False, None
-        self.latest = {}
+        self.latest, self._previous = {}, {}
         if self.series is not None:
             self.series.reset(since)
         if self.cycles is not None:
             self.cycles.reset()
 
-    def number(self, field: int) -> float | int | None:
-        """Return the latest value of a field; None if it is not a number."""
+    def add_latest(self, sample: DcgmSample) -> None:
+        """Take the latest value of a field, which may be known already."""
+        before = self.latest.get(sample.field)
+        if before is not None and before.stamp < sample.stamp:
+            self._previous[sample.field] = before
+        self.latest[sample.field] = sample
+
+    def number(self, field: int, *, until: int | None = None) -> float | int | None:
+        """Return the latest value of a field, or the one before if that is stamped after `until`; None: no number."""
         sample = self.latest.get(field)
+        if sample is not None and until is not None and sample.stamp > until:
+            sample = self._previous.get(field, sample)
         return sample.value if sample is not None and isinstance(sample.value, (int, float)) else None
 
     @property

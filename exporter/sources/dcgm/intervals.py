@@ -16,7 +16,7 @@ _QUARTER = 4
 """Times that differ by less than a quarter of an interval count as equal."""
 _SAME_CYCLE = 10
 """Fields whose periods differ by less than a tenth are sampled in one cycle, even if their stamps differ."""
-_SAME_CYCLE_US = 100_000
+SAME_CYCLE_US = 100_000
 """The values of one cycle are stamped one after the other as they are processed: 5 ms apart at the median, 46 ms at the
 99th percentile with 8 GPUs on DCGM 4.6."""
 _SMOOTHING = 0.9
@@ -164,7 +164,7 @@ class SampleSeries:
         usual = self._usual_gap.get(field, 0.0)
         if abs(usual - usual_pace) * _SAME_CADENCE > usual:
             return None
-        tolerance = min(_SAME_CYCLE_US, (pace.end - start) // 2)
+        tolerance = min(SAME_CYCLE_US, (pace.end - start) // 2)
         return next((v for v in self._waiting[field] if _distance(v, start, pace.end) < tolerance), None)
 
 

@@ -26,7 +26,7 @@ from exporter.sources.dcgm.boards import (
 )
 from exporter.sources.dcgm.client import DETACHED_STATUS, LOST_STATUSES, DcgmClient, DcgmRefusal, DcgmSample
 from exporter.sources.dcgm.connection import connect, load_bindings
-from exporter.sources.dcgm.intervals import MeasuredInterval, SampleSeries
+from exporter.sources.dcgm.intervals import SAME_CYCLE_US, MeasuredInterval, SampleSeries
 from exporter.sources.dcgm.watches import (
     SupportedFields,
     WatchTimes,
@@ -292,7 +292,7 @@ class DcgmSource:
         by_entity = {unit.entity: unit for board in boards for unit in board.units}
         for fields, entities in self._fields.latest_queries(boards).items():
             for sample in self._client.latest(entities, fields):
-                by_entity[sample.entity].latest[sample.field] = sample
+                by_entity[sample.entity].add_latest(sample)
 
     def _add_values(self, board: DcgmBoard, now: int) -> None:
         """Add the new values of a board to its series: the latest ones, if they are the only ones, else all.
@@ -335,8 +335,14 @@ class DcgmSource:
             gauges |= {key: value for key, value in self._fields.gauges(board.whole).items() if key == "sm_clock_hz"}
         joules = unit.energies(self._fields.energy(board.whole), [end - start for start, end, _ in spans])
         for (start, end, interval), energy in zip(spans, joules, strict=True):
-            values = {**gauges, **self._values(board, unit, interval)}
+            values = {**gauges, **self._utilization(unit, interval), **self._values(board, unit, interval)}
             yield Reading(unit.device.uuid, start, end, energy_joules=energy, **values)
+
+    def _utilization(self, unit: DcgmUnit, interval: MeasuredInterval | None) -> dict[str, float]:
+        if interval is None:
+            return {}
+        tolerance = min(SAME_CYCLE_US, (interval.end - interval.start) // 2)
+        return self._fields.utilization(unit, until=interval.end + tolerance)
 
     def _values(self, board: DcgmBoard, unit: DcgmUnit, interval: MeasuredInterval | None) -> dict[str, Any]:
         if interval is None:

@@ -54,6 +54,7 @@ class SupportedFields:
         self.health_probe = next((n for n, field in self.gauges_by_id.items() if field.name == _PROBE), None)
         """A field whose reading asks the driver."""
         self.xid = next((number for number, field in self.gauges_by_id.items() if field.name == "xid"), -1)
+        self._utilization = next((n for n, field in self.gauges_by_id.items() if field.name == "gpu_utilization"), -1)
         self._energy = next((number for number, field in self.gauges_by_id.items() if field.name == "energy"), -1)
 
     def _numbered(self, table: Iterable[Field]) -> dict[int, Field]:
@@ -106,13 +107,24 @@ class SupportedFields:
         found: dict[str, Any] = {}
         for number, field in (self._instance if unit.device.parent else self._latest).items():
             value = unit.number(number)
-            if value is not None and number not in (self.xid, self._energy):
-                # Field 203 is a percentage as an integer, but a ratio as a double.
-                plain = field.name == "gpu_utilization" and isinstance(value, float)
-                found[field.name] = value if plain else value * field.scale
+            if value is not None and number not in (self.xid, self._energy, self._utilization):
+                found[field.name] = value * field.scale
+        found |= self.utilization(unit)
         if "clock_event_reasons" in found:
             found["clock_event_reasons"] = int(found["clock_event_reasons"])
         return found
+
+    def utilization(self, unit: DcgmUnit, *, until: int | None = None) -> dict[str, float]:
+        """Return the driver's utilization as of `until`, a stamp, as a field of `Reading`; empty without one.
+
+        A later one may describe work that began after a reading's end, whose counters then seem to be at zero.
+        """
+        value = unit.number(self._utilization, until=until)
+        if value is None or unit.device.parent:
+            return {}
+        # Field 203 is a percentage as an integer, but a ratio as a double.
+        scale = 1.0 if isinstance(value, float) else self.gauges_by_id[self._utilization].scale
+        return {"gpu_utilization": value * scale}
 
     def energy(self, unit: DcgmUnit) -> tuple[int, float] | None:
         """Return the energy counter's time stamp (microseconds) and value (joules); None without one."""
