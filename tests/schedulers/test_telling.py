@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from exporter.agent.sampler import Collector
 from exporter.cli import main
 from exporter.config import ConfigError, Exemption, PrivacySettings, WorkloadRule, WorkloadSettings
-from exporter.core.model import SECOND, Fault, Owner, Process
+from exporter.core.model import SECOND, Fault, Owner, Process, Reading
 from exporter.schedulers.base import Member, SchedulerError, SchedulerState
 from exporter.schedulers.privacy import MaskedScheduler, UserMask, open_mask
 from exporter.schedulers.processes import ProcessesScheduler
@@ -178,7 +178,7 @@ def test_allocations_and_members_name_one_job_in_one_way(hashed: UserMask) -> No
     others = {8: Member("unknown/x"), 9: Member("hub/notebook/jupyter-alice")}
     word = SchedulerState((held(owner=ALICES),), 0, members={7: Member("alice/a.service", "3"), **others})
     telling = MaskedScheduler(Fixed(word), hashed)
-    said = telling.poll(0, (), ())
+    said = telling.poll(0, (), (Reading("GPU-0", 0, SECOND, processes=tuple(map(Process, (7, 8, 9)))),))
     assert said is not None
     job = f"{hashed.user('alice')}/a.service"
     assert [one.owner.job_id for one in said.allocations] == [job]
