@@ -227,9 +227,10 @@ def detect_idle_allocation(span: Span, left: int) -> int:
     A server whose engine does not show whether it has any is taken to have none while no kernel runs for most of a
     reading (E). A kernel that polls may hang in requests that were counted before.
     """
-    shares = span.shares
-    if span.state is State.ZOMBIE or shares.no_demand:
+    if span.state is State.ZOMBIE or span.shares.no_demand:
         return span.waiting(left)
+    lasts = span.credit is not None and span.credit.shares_until >= span.ev.reading.end
+    shares = span.shares if lasts else _NO_SHARES
     if not span.serves or BEGINNING in span.signs or shares.demand:
         return 0
     if span.spinning:

@@ -183,6 +183,17 @@ def test_a_word_holds_until_three_more_should_have_come() -> None:
     assert "batching" not in lost(ledger, before)
 
 
+@pytest.mark.parametrize(("end", "leak"), [(26, "unattributed_stall"), (27, "idle_allocation")])
+def test_a_word_shows_requests_only_for_readings_that_it_outlasts(end: int, leak: str) -> None:
+    """It holds until second 26."""
+    ledger = opened()
+    advance(ledger, replace(seen(6), serving=(word(1, 6, running=1.0, waiting=0.0, generated_tokens=5.0),)))
+    advance(ledger, seen(20, reading(6, 20)))
+    before = parts(ledger)
+    advance(ledger, seen(end, reading(20, end, RESTING)))
+    assert lost(ledger, before) == {leak: end - 20.0}
+
+
 @pytest.mark.parametrize(
     "lie",
     [
