@@ -10,6 +10,8 @@ from msgspec import Meta, Struct
 
 Ratio = Annotated[float, Meta(ge=0, le=1)]
 Share = Annotated[float, Meta(gt=0, le=1)]
+Divisor = Annotated[float, Meta(ge=1e-6, le=1)]
+"""A share by which something is divided: the reciprocal of 0 does not exist, and that of less is beyond integers."""
 Seconds = Annotated[float, Meta(gt=0, le=1e9)]
 Rate = Annotated[float, Meta(gt=0, le=1e15)]
 Factor = Annotated[float, Meta(ge=1, le=100)]
@@ -21,7 +23,7 @@ class Policy(Struct, frozen=True, forbid_unknown_fields=True):
 
     clamp_excess: Ratio = 0.05
     """E: rounding and skew between counters; more than this and the field is not believed"""
-    stalled_engine: Ratio = 0.01
+    stalled_engine: Divisor = 0.01
     """below this no kernel runs: DCGM's own noise floor (E)"""
     zero_fill_utilization: Ratio = 0.5
     """E: engine exactly 0 while the driver says this busy: the profiler's counters were zero-filled"""
@@ -29,13 +31,13 @@ class Policy(Struct, frozen=True, forbid_unknown_fields=True):
     multiplexed_engine: Ratio = 0.1
     """E: an engine this busy has warps on some SM: an SM activity of exactly 0 was not measured"""
 
-    working_tensor: Ratio = 0.002
+    working_tensor: Divisor = 0.002
     """E: less tensor activity than this is a polling kernel's noise"""
-    working_dram: Ratio = 0.01
+    working_dram: Divisor = 0.01
     """E: less DRAM activity than this moves no data"""
-    working_fp: Ratio = 0.01
+    working_fp: Divisor = 0.01
     """E: less FP64/32/16 pipe activity than this computes nothing"""
-    working_int: Ratio = 0.05
+    working_int: Divisor = 0.05
     """E: a polling kernel computes addresses; more integer work than this is its purpose"""
     resting_utilization: Ratio = 0.2
     """E: a clock read while the GPU is used less than this is the clock of a GPU at rest"""
@@ -44,7 +46,7 @@ class Policy(Struct, frozen=True, forbid_unknown_fields=True):
 
     spin_engine: Ratio = 0.98
     """a spin kernel never yields the engine"""
-    spin_nvlink_bytes_per_second: Rate = 1e8
+    spin_nvlink_bytes_per_second: Annotated[float, Meta(ge=1, le=1e15)] = 1e8
     """E: a stuck collective moves nothing"""
     spin_pcie_bytes_per_second: Rate = 1e7
     """E: driver heartbeat traffic stays below"""
@@ -67,14 +69,14 @@ class Policy(Struct, frozen=True, forbid_unknown_fields=True):
     """E: the same while one of its GPUs rests: evaluations and saves differ more in length"""
     hang_page_gpus: Count = 8
     """E: a hang of a job with fewer GPUs than a node has is a ticket for its owner and wakes nobody"""
-    hang_stray_share: Share = 0.05
+    hang_stray_share: Divisor = 0.05
     """one stray reading must not restart a hang: 95 % of the time is enough"""
     crash_loop_restarts: Count = 5
     """E: a job that worked and then restarts so often without getting to work, for as long as a hang takes, is hung"""
     wake_seconds: Seconds = 10.0
     """this much work ends a hang or a zombie"""
 
-    zombie_duty: Share = 0.005
+    zombie_duty: Divisor = 0.005
     """E: a keeper computing 1 s in every 29 min is still a zombie; 0.8 s of inference in every 2 min is not"""
     minute_engine: Ratio = 0.001
     """E: engine activity of a minute in which the GPU was used; jobs that use it in every second minute are no
@@ -151,7 +153,7 @@ class Policy(Struct, frozen=True, forbid_unknown_fields=True):
     """E: DRAM activity per tensor activity that feeds the tensor cores and limits nothing"""
     simd_dram: Ratio = 0.6
     """E: the same per FP64 or FP32 activity of a job that computes with that pipe"""
-    dram_reached: Share = 0.96
+    dram_reached: Divisor = 0.96
     """E: of the DRAM ceiling, by a kernel that is limited by it"""
 
     stall_io_share: Share = 0.1
@@ -211,6 +213,11 @@ class Policy(Struct, frozen=True, forbid_unknown_fields=True):
     """accounts (team, account, namespace) of one node with series; the one without a job for longest makes room"""
     max_jobs: Count = 256
     """job series of one node at most; beyond it the oldest ended go first"""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for two levels that cannot be told apart: idle SMs are divided by their difference."""
+        if self.collective_sm >= self.computing_sm:
+            raise ValueError(f"collective_sm, {self.collective_sm:g}, is not below computing_sm, {self.computing_sm:g}")
 
 
 EXPORTED_THRESHOLDS = (

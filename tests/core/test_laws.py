@@ -5,6 +5,7 @@ Docstrings name a mutation with which the law was seen to fail.
 
 from collections.abc import Iterable
 from itertools import pairwise
+from math import nextafter
 from typing import Any
 
 import msgspec
@@ -37,6 +38,7 @@ from exporter.core.pipeline import advance
 from exporter.core.policy import Policy
 from exporter.core.snapshot import DaemonMetadata, take_snapshot
 from exporter.core.timers import BEGINNING, NO_SIGNS, STARVED, STEADY
+from tests.each import each
 from tests.worlds import H100, RESTING, SPINNING, WORKING, device
 
 pytestmark = pytest.mark.untraced
@@ -447,3 +449,48 @@ def test_a_greedy_or_negative_detector_is_clipped(greed: int, monkeypatch: pytes
     left = PPM - sum(amount for _, amount in taken)
     assert left == (0 if greed >= PPM else left)
     assert left >= 0
+
+
+def _bounds() -> list[dict[str, Any]]:
+    """Every threshold alone at the lowest and at the highest value that the configuration accepts."""
+    found = []
+    for field in msgspec.structs.fields(Policy):
+        kind = msgspec.inspect.type_info(field.type)
+        if isinstance(kind, msgspec.inspect.IntType | msgspec.inspect.FloatType):
+            lowest = kind.ge if kind.ge is not None else nextafter(kind.gt or 0.0, 1.0)
+            found += [{field.name: lowest}, {field.name: kind.le or 10**9}]
+    return found
+
+
+LIGHT = RESTING | {"gr_engine_active": 0.3, "sm_active": 0.02, "gpu_utilization": 0.6, "pcie_rx_bytes_per_second": 3e7}
+
+
+@each("changed", _bounds())
+def test_no_threshold_that_the_configuration_accepts_breaks_the_books(changed: dict[str, Any]) -> None:
+    """Two GPUs of a job that trains, exchanges, spins, rests, restarts and is served, in readings of a second.
+
+    Fails when a threshold that something is divided by may be 0, or so small that its reciprocal is infinite.
+    """
+    try:
+        policy = msgspec.convert(changed, Policy)
+    except msgspec.ValidationError as error:
+        assert set(changed) & {"computing_sm", "collective_sm"}, error
+        return
+    ledger, now = Ledger(policy), 0
+    advance(ledger, Observation(0, 0, devices=tuple(map(device, GPUS)), allocations=tuple(
+        Allocation(uuid, Owner("a"), 0, gpus=2) for uuid in GPUS
+    )))  # fmt: skip
+    for signals in (RESTING, WORKING, SPINNING, WORKING, RESTING, LIGHT, SPINNING, RESTING, WORKING, LIGHT):
+        mixed = [signals, WORKING | {"nvlink_tx_bytes_per_second": 2e11, "sm_active": 0.4, "tensor_active": 0.3}]
+        for step in range(3):
+            before, now = now, now + 1000 * MS
+            told = TrainingReport("a", before, now, gpus=2, uuids=GPUS, model_flops=1e14, step=now // 10**9, steps=1)
+            served = ServingReport("a", before, now, "vllm", running=1.0, waiting=2.0, kv_use=1.0, generated_tokens=9.0)
+            processes = (Process(now if signals is RESTING else 7),)
+            advance(ledger, Observation(
+                now, now, reports=(told,) if step else (), serving=(served,) if step > 1 else (),
+                readings=tuple(Reading(uuid, before, now, **each_of | {"processes": processes})
+                               for uuid, each_of in zip(GPUS, mixed if step else [signals] * 2, strict=True)),
+            ))  # fmt: skip
+    assert ledger.conservation_errors == 0
+    assert [gpu.book.paid for gpu in ledger.gpus.values()] == [now, now]
