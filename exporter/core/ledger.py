@@ -293,8 +293,10 @@ class Gpu:
     holders: tuple[Allocation, ...] = ()
     bystanders: frozenset[str] = frozenset()
     """Of several holders, the job IDs of those without a part in a hang: their processes use no SMs."""
+    newcomers: frozenset[str] = frozenset()
+    """Of several holders of a zombie, the job IDs of those that have not held it for long enough to be one."""
     state_beside: State = State.UNOBSERVED
-    """Their state while the GPU is hung."""
+    """The state of bystanders while the GPU is hung, and of newcomers while it is a zombie."""
     held_clock: float | None = None
     """SM clock over the reference clock, when it was last read while the GPU worked."""
     worked_at: int = NEVER
@@ -317,7 +319,8 @@ class Gpu:
 
     def state_of(self, job_id: str) -> State:
         """The GPU's state, as far as it concerns one of its holders."""
-        return self.state_beside if self.state is State.HUNG and job_id in self.bystanders else self.state
+        beside = {State.HUNG: self.bystanders, State.ZOMBIE: self.newcomers}.get(self.state, ())
+        return self.state_beside if job_id in beside else self.state
 
     def has_no_own_report(self, job_id: str, at: int) -> bool:
         """Whether no process of the job that uses this GPU has reported for a minute."""

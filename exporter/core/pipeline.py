@@ -6,16 +6,17 @@ job's culprit depends on the job's other GPUs. Unobserved time is represented by
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import compress, pairwise
+from itertools import pairwise
 from operator import attrgetter
 
 from msgspec.structs import replace
 
-from exporter.core.attribution import OwnedInterval, attribute, divide_proportionally, sm_use_by_holder
+from exporter.core.attribution import divide_proportionally, sm_use_by_holder
 from exporter.core.communication import UNKNOWN_LEVELS, Part, SmLevels
 from exporter.core.criteria import TENSOR_JOB, Criteria, hang_windows, own_hang_window
 from exporter.core.evidence import NO_SPIN, SPIN, SPIN_IF_FLAT, UTILIZATION_LAG, Evidence, evaluate
 from exporter.core.findings import apply_finding
+from exporter.core.holders import jobs_that_compute, last_known, owned_intervals, owner_unknown, update_holders
 from exporter.core.host import apply_hosts
 from exporter.core.leaks import MEMORY_BOUND_INDEX, REPORTING, LeakShares, Span, split_into_leaks
 from exporter.core.ledger import Gpu, Job, Ledger, conserved, counter_amounts
@@ -54,7 +55,6 @@ _HARMLESS_FAULTS = frozenset({
     "scheduler_failed", "scheduler_refused", "unknown_model",
 })  # fmt: skip
 """Faults that do not prevent a GPU from being read."""
-UNKNOWN_OWNER = Owner(UNKNOWN_JOB, name="the scheduler's word is too old to tell")
 
 
 def advance(ledger: Ledger, observation: Observation) -> None:
@@ -227,70 +227,31 @@ def _split_reading(ledger: Ledger, gpu: Gpu, ev: Evidence, activity: Activity) -
         board.set_condition(ev)
     intervals: list[StateInterval] = []
     suspect_only = ev.suspect_only
-    for start, end, holders in _owned_intervals(ledger, ev):
+    for start, end, holders in owned_intervals(ledger, ev):
+        if holders is None or owner_unknown(holders):
+            for credit in gpu.credits.values():
+                credit.unobserved += end - start  # what a report says of this time is booked on no known job
         if ev.distrust or holders is None:
             skip_unobserved(gpu.timers, end - start)
             intervals.append(StateInterval(start, end, holders or (), owner_known=holders is not None))
             continue
-        if holders is not gpu.timers.holders:
-            _update_holders(gpu, holders, at=start, since=ledger.watched_since)
+        known = last_known(gpu, holders)
+        if known is not gpu.timers.holders:
+            update_holders(gpu, known, ev, at=start, since=ledger.watched_since)
         update_activity(gpu.timers, ev, start, end, gpu.criteria)
         if ev.spin != NO_SPIN and holders and not gpu.timers.polls:
             _set_hang_window(ledger, gpu, activity, start, end)
         # Of several holders, nobody can be called hung while it is unknown whose kernel spins.
-        spinner_unknown = len(holders) > 1 and not _jobs_that_compute(ev, holders)
+        spinner_unknown = len(known) > 1 and not jobs_that_compute(ev, known)
         ev.suspect_only = suspect_only or spinner_unknown
         parts = split_at_changes(gpu.timers, ev, start, end, holders=holders, criteria=gpu.criteria)
-        for part in parts if spinner_unknown else ():
-            part.hung = False
+        for part in parts if spinner_unknown or known is not holders else ():
+            part.hung = part.hung and not spinner_unknown
+            part.last_known = known
         intervals += parts
     if not ev.distrust:
         gpu.last_evidence = ev
     return intervals
-
-
-def _owned_intervals(ledger: Ledger, ev: Evidence) -> Sequence[tuple[int, int, tuple[Allocation, ...] | None]]:
-    """Attribute a reading; where the allocation data is stale, the owner is unknown, which is not unallocated.
-
-    A GPU with a process or a running kernel is then attributed to UNKNOWN_OWNER, an idle one to None. The unpartitioned
-    remainder of a board in MIG mode is always unallocated.
-    """
-    uuid, start, end = ev.reading.uuid, ev.reading.start, ev.reading.end
-    allocations = ledger.allocations.get(uuid, ())
-    reach = ledger.allocations_at + ledger.criteria.allocations_stale
-    if end <= reach or ev.device.unpartitioned:
-        return _drop_uncertain_holders(ev, attribute(start, end, allocations))
-    known_until = max(start, reach - reach % MS)
-    parts = attribute(start, known_until, allocations) if start < known_until else []
-    unknown_owner = (known_until, end, (Allocation(uuid, UNKNOWN_OWNER, start=reach),))
-    return _drop_uncertain_holders(ev, [*parts, unknown_owner])
-
-
-def _drop_uncertain_holders(
-    ev: Evidence, parts: list[OwnedInterval]
-) -> Sequence[tuple[int, int, tuple[Allocation, ...] | None]]:
-    """Replace the holders by None where an idle GPU is held by the unknown job alone and may be unallocated."""
-    if ev.reading.processes or ev.kernel_runs:
-        return parts
-    return [
-        (start, end, None if len(holders) == 1 and holders[0].owner.job_id == UNKNOWN_JOB else holders)
-        for start, end, holders in parts
-    ]
-
-
-def _update_holders(gpu: Gpu, holders: tuple[Allocation, ...], *, at: int, since: int) -> None:
-    timers = gpu.timers
-    if [allocation.owner.job_id for allocation in holders] == [
-        allocation.owner.job_id for allocation in timers.holders
-    ]:
-        timers.update_holders(holders, gpu.criteria)
-        return
-    if gpu.credits:
-        gpu.credits = {
-            name: credit for name, credit in gpu.credits.items() if any(h.owner.job_id == name for h in holders)
-        }
-    starts_observed = all(gpu.saw_start(allocation, since) for allocation in holders)
-    timers.begin_ownership(holders, gpu.criteria, at=at, worked=not starts_observed)
 
 
 def _measure_levels(ledger: Ledger, gpu_intervals: Iterable[GpuIntervals]) -> None:
@@ -317,12 +278,9 @@ def _joined(ledger: Ledger, intervals: list[StateInterval]) -> list[StateInterva
     for interval in intervals[1:]:
         last = joined[-1]
         same = last.end == interval.start and last.holders is interval.holders and last.culprits == interval.culprits
-        flags = last.hung, last.zombie, last.leaked, last.signs, last.owner_known
-        if (
-            same
-            and flags == (interval.hung, interval.zombie, interval.leaked, interval.signs, interval.owner_known)
-            and (_levels_at(ledger, last) == _levels_at(ledger, interval))
-        ):
+        flags = last.hung, last.zombie, last.leaked, last.signs, last.owner_known, last.newcomers
+        now = interval.hung, interval.zombie, interval.leaked, interval.signs, interval.owner_known, interval.newcomers
+        if same and flags == now and (_levels_at(ledger, last) == _levels_at(ledger, interval)):
             last.end = interval.end
         else:
             joined.append(interval)
@@ -379,24 +337,16 @@ def _gpus_between(ledger: Ledger, holder: Allocation, start: int, end: int) -> l
     ]  # fmt: skip
 
 
-def _jobs_that_compute(ev: Evidence, holders: tuple[Allocation, ...]) -> frozenset[str]:
-    """The holders whose processes use the SMs: only these may be hung. Of several, none if their use is unknown."""
-    jobs = [allocation.owner.job_id for allocation in holders]
-    if len(jobs) == 1:
-        return frozenset(jobs)
-    use = sm_use_by_holder(ev.reading.processes, holders) or [0] * len(jobs)
-    return frozenset(compress(jobs, use))
-
-
 def _group_of(allocation: Allocation) -> tuple[str, str]:
     """Which GPUs it works together with: those of the same job and group."""
     return allocation.owner.job_id, allocation.group
 
 
 def _hung_groups(ev: Evidence, interval: StateInterval) -> Iterator[tuple[str, str]]:
-    """The holders to which the state hung applies."""
-    jobs = _jobs_that_compute(ev, interval.holders) if interval.hung else interval.culprits
-    return (_group_of(allocation) for allocation in interval.holders if allocation.owner.job_id in jobs)
+    """The holders to which the state hung applies; not the unknown job, which may be several that do not wait."""
+    holders = interval.last_known or interval.holders
+    jobs = jobs_that_compute(ev, holders) - {UNKNOWN_JOB} if interval.hung else frozenset()
+    return (_group_of(allocation) for allocation in holders if allocation.owner.job_id in jobs)
 
 
 def _hangs(gpu_intervals: Iterable[GpuIntervals]) -> Hangs:
@@ -417,7 +367,7 @@ def _with_culprits(gpu: Gpu, intervals: Iterable[StateInterval], ev: Evidence, h
     for interval in intervals:
         hung = [
             (allocation.owner.job_id, *bounds)
-            for allocation in interval.holders
+            for allocation in interval.last_known or interval.holders
             for bounds in hangs.get(_group_of(allocation), ())
         ]
         if ev.distrust or ev.kernel_runs or saving or not hung:
@@ -438,9 +388,10 @@ def _post(ledger: Ledger, gpu: Gpu, ev: Evidence, intervals: Iterable[StateInter
             gpu.state, gpu.since = state, interval.start
             ledger.state_entries[state] += 1
         gpu.reason, gpu.holders = reason, interval.holders
-        gpu.bystanders = _bystanders(ev, interval)
-        if state is State.HUNG:
-            gpu.state_beside = classify(ev, replace(interval, hung=False, culprits=frozenset()))[0]
+        gpu.bystanders, gpu.newcomers = _bystanders(ev, interval), interval.newcomers
+        if state is State.HUNG or interval.newcomers:
+            zombie = state is State.HUNG and interval.zombie
+            gpu.state_beside = classify(ev, replace(interval, hung=False, zombie=zombie, culprits=frozenset()))[0]
         ms = (interval.end - interval.start) // MS
         if state is State.UNOBSERVED:
             gpu.unobserved[reason] += ms * ev.device.weight
@@ -528,7 +479,7 @@ def _bystanders(ev: Evidence, interval: StateInterval) -> frozenset[str]:
     """Of several holders, those without a part in a hang; none if it is unknown who has."""
     if len(interval.holders) < 2:  # noqa: PLR2004  most intervals
         return frozenset()
-    involved = interval.culprits or _jobs_that_compute(ev, interval.holders)
+    involved = interval.culprits or jobs_that_compute(ev, interval.holders)
     jobs = frozenset(allocation.owner.job_id for allocation in interval.holders)
     return jobs - involved if involved else frozenset()
 

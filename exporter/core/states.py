@@ -7,6 +7,7 @@ from msgspec import Struct
 from exporter.core.criteria import (
     MINUTE,
     Criteria,
+    zombie_window,
 )
 from exporter.core.evidence import FUTILE, NO_SPIN, SPIN, SPIN_IF_FLAT, Evidence, activity_over_limits
 from exporter.core.model import MS, PPM, SECOND, Allocation, State
@@ -34,6 +35,10 @@ class StateInterval(Struct, gc=False):
     culprits: frozenset[str] = NO_SIGNS
     """Job IDs of holders that are hung on other GPUs, while this one is idle."""
     owner_known: bool = True
+    last_known: tuple[Allocation, ...] = ()
+    """Whom the state is about while the holders are unknown: those before."""
+    newcomers: frozenset[str] = NO_SIGNS
+    """Job IDs of several holders of a zombie that have not held it for as long as they may idle."""
 
     def agrees_with(self, timers: GpuTimers) -> bool:
         """Whether flags and indicators are still those of this interval."""
@@ -83,6 +88,7 @@ def split_at_changes(
     if not holders and not computes_unowned(ev):
         timers.leaked, timers.unowned = 0, False
     intervals: list[StateInterval] = []
+    patient = [(a.start + zombie_window(criteria, a.owner), a.owner.job_id) for a in holders] if holders[1:] else []
     now = start
     while now < end:
         minute_end = (now // MINUTE + 1) * MINUTE
@@ -93,14 +99,16 @@ def split_at_changes(
             timers.end_startup()
             timers.update_saving(ev, criteria.policy)  # as if the reading began here
         levels_change = bool(holders) and now % MINUTE == 0  # and the pipe
-        edges = (edge for edge in (timers.excused_until, timers.cpu_until, begun) if edge > now)
+        until = [edge for edge, _ in patient]
+        edges = (edge for edge in (timers.excused_until, timers.cpu_until, begun, *until) if edge > now)
         stop = min(end, minute_end, change, *edges)
-        if intervals and intervals[-1].agrees_with(timers) and not levels_change:
+        newcomers = frozenset(job_id for edge, job_id in patient if edge > now) if timers.zombie else NO_SIGNS
+        same = bool(intervals) and intervals[-1].agrees_with(timers) and intervals[-1].newcomers == newcomers
+        if same and not levels_change:
             intervals[-1].end = stop
         elif stop > now:
-            intervals.append(
-                StateInterval(now, stop, holders, timers.hung, timers.zombie, timers.unowned, timers.signs)
-            )
+            flags = timers.hung, timers.zombie, timers.unowned
+            intervals.append(StateInterval(now, stop, holders, *flags, timers.signs, newcomers=newcomers))
         if rates:
             _advance_credits(timers, ev, rates, criteria, now=now, stop=stop)
         if BEGINNING in timers.flags:

@@ -167,6 +167,23 @@ class GpuTimers:
         if self.polls:
             self.clear_spin()
 
+    def change_holders(
+        self, holders: tuple[Allocation, ...], criteria: Criteria, *, at: int, departed: bool, spins_on: bool
+    ) -> None:
+        """Go on for several holders of whom some came or went and some stay.
+
+        `departed`: some went; `spins_on`: the kernel that spins, if any, is not theirs. The GPU has idled no longer for
+        those who are left than they have held it.
+        """
+        if departed:
+            self.unserved = False
+        if not spins_on:
+            self.looping = False
+            self.clear_spin()
+        self.quiet = min(self.quiet, at - min(allocation.start for allocation in holders))
+        self.update_holders(holders, criteria)
+        self.zombie = self.zombie and self.quiet >= self.window
+
     def update_criteria(self, criteria: Criteria) -> None:
         """Apply a new policy. Credits are kept, so a state can begin or end immediately."""
         self.update_holders(self.holders, criteria)
