@@ -263,7 +263,7 @@ def _at_rest(ev: Evidence, valid: Reading, policy: Policy) -> bool:
 
 def _work_beside_kernels(ev: Evidence, valid: Reading) -> None:
     """Add work that no kernel does: video engines, and copies over PCIe or NVLink."""
-    video = round((busier(valid.encoder_utilization, valid.decoder_utilization) or 0.0) * PPM)
+    video = round(_video_utilization(valid) * PPM)
     ev.video = max(0, video - (PPM - ev.wait))
     spec = ev.device.spec
     nvlink = _share(ev.nvlink, spec.nvlink_bytes_per_second if spec is not None else None)
@@ -273,6 +273,10 @@ def _work_beside_kernels(ev: Evidence, valid: Reading) -> None:
     ev.work = max(done, sent, _share(ev.pcie_rx, capacity))
     results = _share(ev.pcie_tx, RESULTS_BYTES_PER_SECOND)
     ev.own_work = max(done, results if results >= _RESULTS else sent)
+
+
+def _video_utilization(reading: Reading) -> float:
+    return busier(reading.encoder_utilization, reading.decoder_utilization) or 0.0
 
 
 def _share(rate: float | None, capacity: float | None) -> int:
@@ -296,9 +300,11 @@ def _work_or_spin(ev: Evidence, policy: Policy, *, profiled: bool, power_usable:
     """Set effective work, and whether the reading looks like a kernel that only polls (accounting, section 5)."""
     tensor, dram = ev.tensor, ev.dram
     power_usable = power_usable and not tensor_job
+    codes = _video_utilization(ev.reading) >= policy.stalled_engine
     if not profiled and tensor is dram is None:
         ev.work = PPM - ev.wait
-        _suspect_spin(ev, policy, power_usable=power_usable)
+        if not codes:
+            _suspect_spin(ev, policy, power_usable=power_usable)
         return
     if (tensor or 0.0) >= policy.working_tensor or (dram or 0.0) >= policy.working_dram or tensor is dram is None:
         ev.work = PPM - ev.wait
@@ -309,11 +315,11 @@ def _work_or_spin(ev: Evidence, policy: Policy, *, profiled: bool, power_usable:
     draws = power_usable and ev.kernel_runs and _power_is_conclusive(ev) and not _power_near_idle(ev, fp, policy)
     if computes or draws:
         ev.work = PPM - ev.wait
-    elif profiled and tensor is not None:
+    elif profiled and tensor is not None and not codes:
         if ev.engine >= policy.spin_engine:
             _check_spin(ev, fp, policy, power_usable=power_usable)
-        elif tensor_job and ev.kernel_runs and fp is not None and dram is not None and ev.nvlink is not None:
-            ev.spin = NO_SPIN if ev.nvlink >= policy.spin_nvlink_bytes_per_second else FUTILE
+        elif tensor_job and ev.kernel_runs and fp is not None and dram is not None:
+            _check_futility(ev, policy)
 
 
 def _suspect_spin(ev: Evidence, policy: Policy, *, power_usable: bool) -> None:
@@ -346,6 +352,16 @@ def _check_spin(ev: Evidence, fp: float | None, policy: Policy, *, power_usable:
         or pcie is None
         or not (fp is not None or (power_usable and _power_is_conclusive(ev)))
     )
+
+
+def _check_futility(ev: Evidence, policy: Policy) -> None:
+    """Kernels of a job that uses the tensor cores, one after another, that compute nothing and move no data."""
+    pcie = busier(ev.pcie_tx, ev.pcie_rx)
+    moves = (ev.nvlink or 0.0) >= policy.spin_nvlink_bytes_per_second or (
+        (pcie or 0.0) >= policy.futile_pcie_bytes_per_second
+    )
+    if ev.engine >= policy.futile_engine and ev.nvlink is not None and not moves:
+        ev.spin, ev.suspect_only = FUTILE, pcie is None
 
 
 HANG_SIGNS = (

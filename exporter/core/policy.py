@@ -56,6 +56,10 @@ class Policy(Struct, frozen=True, forbid_unknown_fields=True):
     """E: of the enforced limit above idle-with-context; acquits register-bound work"""
     spin_power_share_with_fp: Ratio = 0.15
     """E: wider where the FP pipes are seen to be at rest, for power says less then"""
+    futile_engine: Ratio = 0.1
+    """E: a program that tries, fails and tries again keeps the engine this busy; a desktop or a notebook does not"""
+    futile_pcie_bytes_per_second: Rate = 1e8
+    """E: launching kernels that compute nothing takes tens of MB/s; more is data that somebody wants"""
     hang_suspect_seconds: Seconds = 120.0
     """longer than any collective of a healthy job (E)"""
     hang_seconds: Seconds = 600.0

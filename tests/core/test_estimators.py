@@ -27,6 +27,7 @@ from tests.core.test_detectors import processes_of
 from tests.core.test_sizing import BOARD
 from tests.core.test_states import lost, state, story
 from tests.core.test_told import HALF, PEAK, opened, parts, said
+from tests.each import each
 from tests.worlds import JOB, RESTING, SPINNING, WORKING, S, device, first, held, reading, seen
 
 Signals = dict[str, Any]
@@ -162,16 +163,50 @@ def test_one_stray_rest_after_a_long_wait_is_no_hang() -> None:
     assert node.ledger.gpus["GPU-0"].timers.spin == (1500 - 190) * S
 
 
+FUTILE = SPINNING | {"gr_engine_active": 0.9, "power_watts": 300.0}
+"""A livelock: a busy engine with gaps, at 300 W, that computes nothing."""
+
+
 def test_kernels_that_compute_nothing_for_half_an_hour_are_a_hang_of_a_job_that_used_the_tensor_cores() -> None:
-    """A livelock: a busy engine with gaps, at 300 W. 134 s of WORKING are more than a minute of tensor work."""
-    futile = SPINNING | {"gr_engine_active": 0.9, "power_watts": 300.0}
+    """134 s of WORKING are more than a minute of tensor work."""
     for worked, hung in ((140, True), (130, False)):
         node = Node(worked=worked)
-        node.go(1810, futile, futile)
+        node.go(1810, FUTILE, FUTILE)
         assert (node.states()[0] is State.HUNG) is hung
-    node = Node(worked=140)
-    node.go(1810, *[futile | {"nvlink_tx_bytes_per_second": 1e8}] * 2)
-    assert node.states() == [State.ACTIVE] * 2
+
+
+@each("signals, hung", [
+    ({"gr_engine_active": 0.1}, True),
+    ({"gr_engine_active": 0.099}, False),
+    ({"nvlink_tx_bytes_per_second": 1e8}, False),
+    ({"pcie_tx_bytes_per_second": 0.99e8}, True),
+    ({"pcie_tx_bytes_per_second": 1e8}, False),
+    ({"pcie_rx_bytes_per_second": 1e8}, False),
+    ({"decoder_utilization": 0.009}, True),
+    ({"decoder_utilization": 0.01}, False),
+    ({"encoder_utilization": 0.9}, False),
+])  # fmt: skip
+def test_light_kernels_beside_which_something_works_are_no_hang(signals: Signals, hung: bool) -> None:
+    """A program that decodes video or copies in its second part, or a notebook at rest; they trained before."""
+    node = Node(1, worked=140)
+    node.go(1810, FUTILE | signals)
+    assert (node.states() == [State.HUNG]) is hung
+
+
+def test_light_kernels_are_only_suspected_where_nobody_sees_pcie_traffic() -> None:
+    node = Node(1, worked=140)
+    node.go(1810, FUTILE | {"pcie_tx_bytes_per_second": None, "pcie_rx_bytes_per_second": None})
+    assert (node.states(), node.suspected()) == ([State.ACTIVE], [True])
+
+
+@pytest.mark.parametrize("counters", [SPINNING, {"gpu_utilization": 1.0, "power_watts": 130.0, "processes": None}])
+def test_a_kernel_that_spins_beside_a_video_engine_that_works_is_no_hang(counters: Signals) -> None:
+    """It waits for the next frame. Without profiling fields it would be suspected."""
+    for decoder, suspected in ((0.0, True), (0.5, False)):
+        ledger = Ledger()
+        advance(ledger, first([device(spec=replace(BOARD, power_limit_watts=700.0))], [held()]))
+        advance(ledger, seen(900, reading(0, 900, counters | {"decoder_utilization": decoder})))
+        assert take_snapshot(ledger, DaemonMetadata()).gpus[0].hang_suspected is suspected
 
 
 def test_a_server_with_requests_that_produces_no_token_hangs() -> None:
