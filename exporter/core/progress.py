@@ -3,6 +3,7 @@
 Progress belongs to the whole job and does not affect the ledger; only steps that are repeated do (`Rework`).
 """
 
+from collections import Counter
 from math import inf, isfinite, sqrt
 from operator import attrgetter
 
@@ -174,6 +175,15 @@ class TrainingProgress(TrainingTotals, eq=False, kw_only=True):
         """Whether this process has already reported that time; the same rank on other GPUs is another process."""
         rank = self.ranks.get(report.rank)
         return rank is not None and report.start < rank.end and report.uuids == rank.uuids
+
+    def other_users(self, report: TrainingReport) -> Counter[str]:
+        """Number of other processes that use a GPU, by UUID; without those that had been silent for a minute."""
+        return Counter(
+            uuid
+            for name, rank in self.ranks.items()
+            if name != report.rank and report.start - rank.end <= _SILENT_AFTER
+            for uuid in rank.uuids
+        )
 
     def worked_until(self, report: TrainingReport) -> int | None:
         """End of the last work that the same process reported; None: it has reported nothing yet."""

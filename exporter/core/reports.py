@@ -40,6 +40,7 @@ def apply_report(ledger: Ledger, report: TrainingReport, at: int) -> None:
     progress = job.progress
     if report.run:
         progress.set_run(_training_run(ledger, job, progress, report.run), report.run)
+    own, share = _gpus_worked_on(report, own, progress)
     others = len(job_gpus) if report.each else max(0, gpus - len(own))
     # The leader's report covers GPUs without one of their own, as when rank 0 reports for the whole job.
     silent = [gpu for gpu in job_gpus if gpu not in own and gpu.has_no_own_report(report.job_id, at)]
@@ -53,8 +54,9 @@ def apply_report(ledger: Ledger, report: TrainingReport, at: int) -> None:
         since = gpu.book.since
         measured, gpu.timers.startup_seen = gpu.timers.startup_seen, 0
         credit.add_report(
-            report, gpu.device, at, policy=ledger.policy, gpus=gpus, rework=rework, since=since, measured=measured
-        )
+            report, gpu.device, at, policy=ledger.policy, gpus=counted_gpus, rework=rework, since=since,
+            measured=measured, share=share,
+        )  # fmt: skip
     _apply_progress(ledger, report, job_gpus, gpus_reported, at)
     if report.model_flops is not None and peak:
         alike = flops_at_peak(report, gpus_reported[0].device) if gpus_reported else 0.0
@@ -62,6 +64,20 @@ def apply_report(ledger: Ledger, report: TrainingReport, at: int) -> None:
         job.book.reportable += (
             sum(peak_flops_of(gpu.device, report.dtype) for gpu in gpus_reported) * (report.end - report.start) / SECOND
         )
+
+
+def _gpus_worked_on(report: TrainingReport, own: list[Gpu], progress: TrainingProgress) -> tuple[list[Gpu], float]:
+    """Of its GPUs those that the process works on, and what part of each of them is its own.
+
+    Many programs create a context on the first GPU too, or on all. Of more GPUs than the figures are of, those count
+    that the fewest other processes of the job use; if these are still more, and not its alone, a part of each.
+    """
+    if report.each or not 0 < report.gpus < len(own):
+        return own, 1.0
+    users = progress.other_users(report)
+    most = sorted(users[gpu.device.uuid] for gpu in own)[report.gpus - 1]
+    chosen = [gpu for gpu in own if users[gpu.device.uuid] <= most]
+    return chosen, report.gpus / len(chosen) if most else 1.0
 
 
 def _apply_progress(

@@ -111,10 +111,12 @@ class WorkloadCredit(Struct, eq=False):
         rework: Rework,
         since: int = NEVER,
         measured: int = 0,
+        share: float = 1.0,
     ) -> None:
         """Apply a report at time `at`, up to which time is booked; its figures are totals of `gpus` GPUs.
 
-        `since`: start of the GPU's book; `measured`: nanoseconds that are booked as start-up already.
+        `since`: start of the GPU's book; `measured`: nanoseconds that are booked as start-up already; `share`: the part
+        of the process's phases that this GPU spends in them.
         """
         duration, first = report.end - report.start, MODEL not in self.known
         if duration:
@@ -124,7 +126,8 @@ class WorkloadCredit(Struct, eq=False):
             self.stale_at = max(self.stale_at, at + self.longest_interval + self.longest_interval // 2)
             unseen, self.unobserved = self.unobserved + max(0, since - report.start), 0
             seen = max(0, duration - unseen) / duration
-            self._settle_report(report, device, gpus=gpus, repeated=rework.share, seen=seen, measured=measured)
+            times = [round(nanoseconds * share) for nanoseconds in _phase_times(report)]
+            self._settle_report(report, device, times, gpus=gpus, repeated=rework.share, seen=seen, measured=measured)
         self._set_recompute(report, policy)
         phase = report.phase
         self.rework = rework.continues and MODEL not in self.known and phase not in _PHASES_WITHOUT_STEPS
@@ -144,12 +147,20 @@ class WorkloadCredit(Struct, eq=False):
         self.flops_until = at + self.report_interval + self.report_interval // 2 + 2 * SECOND
 
     def _settle_report(
-        self, report: TrainingReport, device: Device, *, gpus: int, repeated: float, seen: float, measured: int
+        self,
+        report: TrainingReport,
+        device: Device,
+        phase_times: Iterable[int],
+        *,
+        gpus: int,
+        repeated: float,
+        seen: float,
+        measured: int,
     ) -> None:
         """Add the reported times, scaled to the observed part, less what open phases have already added."""
         weight, room = device.weight, self._max_balance()
         named = {name for name, _ in report.phases}
-        for balance, nanoseconds in enumerate(_phase_times(report)):
+        for balance, nanoseconds in enumerate(phase_times):
             if nanoseconds or _PHASE_OF_BALANCE[balance] in named:
                 self.known.add(balance)
             if balance in {STARTUP, RESTORE}:

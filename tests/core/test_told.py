@@ -15,6 +15,7 @@ from exporter.core.model import PPM, Allocation, Observation, Owner, Parallel, T
 from exporter.core.pipeline import advance
 from exporter.core.policy import Policy
 from exporter.core.workload import MODEL
+from tests.each import each
 from tests.worlds import H100, JOB, RESTING, SPINNING, WORKING, S, cut, device, first, held, reading, seen
 
 PEAK = 989.4e12
@@ -685,6 +686,71 @@ def test_a_mean_over_the_job_s_gpus_is_every_gpu_s() -> None:
 def test_a_process_with_more_gpus_than_its_figures_are_of_speaks_for_those_it_has() -> None:
     ledger = two_gpus(said(0, 1.9, rank="0", uuids=("GPU-0", "GPU-1"), gpus=1, tokens=20.0, phases={"data": 0.4}))
     assert stalls(ledger) == [pytest.approx(0.4), pytest.approx(0.4)]
+
+
+def ranks_with(contexts: tuple[tuple[str, ...], ...]) -> list[dict[str, float]]:
+    """Seconds by leak of each GPU over 100 s of ranks that report each 10 s: 1 s without data, MFU 0.2 of 0.4.
+
+    `contexts`: the GPUs that each rank's process uses; its figures are of one.
+    """
+    uuids = [f"GPU-{n}" for n in range(len(contexts))]
+    ledger = Ledger()
+    boards = [device(uuid, uuid[-1]) for uuid in uuids]
+    advance(ledger, first(boards, [held(uuid, gpus=len(uuids), start=-60.0) for uuid in uuids]))
+    for at in range(10, 121, 10):
+        told = tuple(
+            said(at - 10, at, rank=f"{n}", uuids=own, gpus=1, phases={"data": 1.0}, model_flops=0.2 * 10 * PEAK)
+            for n, own in enumerate(contexts)
+        )
+        rows = [reading(at - 10, at, HALF, uuid) for uuid in uuids]
+        advance(ledger, replace(seen(at, *rows), reports=told))
+        if at == 20:
+            begun = {uuid: list(ledger.gpus[uuid].book.parts) for uuid in uuids}
+    return [
+        dict(
+            zip(
+                LEAK_NAMES, ((a - b) / S for a, b in zip(ledger.gpus[u].book.parts, begun[u], strict=True)), strict=True
+            )
+        )
+        for u in uuids
+    ]
+
+
+FOUR = tuple(f"GPU-{n}" for n in range(4))
+
+
+@each("contexts", [
+    tuple((uuid,) for uuid in FOUR),
+    tuple(tuple(sorted({"GPU-0", uuid})) for uuid in FOUR),
+    tuple(tuple(sorted({"GPU-0", uuid})) for uuid in FOUR[::-1]),
+    (FOUR,) * 4,
+])  # fmt: skip
+def test_what_a_process_reports_counts_once_on_however_many_gpus_it_has_a_context(contexts: Any) -> None:
+    """On its own GPU alone; on the first one, too, as many programs have; on all of them."""
+    for found in ranks_with(contexts):
+        assert found["data_stall"] == pytest.approx(10.0, abs=0.01)
+        assert found["useful"] == pytest.approx(20.0, abs=0.01)
+        assert found["padding"] == pytest.approx(20.0, abs=0.01)
+
+
+def test_a_rank_that_is_silent_uses_no_gpu() -> None:
+    """Rank 1, whose context on GPU-0 made GPU-1 rank 0's own, has ended: rank 0 speaks for both again."""
+    both, one = ("GPU-0", "GPU-1"), ("GPU-0",)
+    ledger = two_gpus(said(0, 1.8, rank="1", uuids=one), said(0, 1.8, rank="0", uuids=both, phases={"data": 0.4}))
+    assert stalls(ledger) == [0.0, pytest.approx(0.4)]
+    gone = said(-63, -61.2, rank="1", uuids=one)
+    ledger = two_gpus(gone, said(0, 1.8, rank="0", uuids=both, phases={"data": 0.4}))
+    assert stalls(ledger) == [pytest.approx(0.4), pytest.approx(0.4)]
+
+
+def test_flops_of_one_gpu_are_divided_among_all_that_the_process_has() -> None:
+    told = said(0, 1.9, rank="0", uuids=("GPU-0", "GPU-1"), gpus=1, model_flops=0.4 * PEAK)
+    ledger = two_gpus(told)
+    balances = [gpu.credits["41"] for gpu in ledger.gpus.values()]
+    useful = LEAK_NAMES.index("useful")
+    booked = [gpu.book.parts[useful] for gpu in ledger.gpus.values()]
+    assert booked[0] == booked[1]
+    assert [credit.model_rate for credit in balances] == [pytest.approx(0.2 * S / (1.9 * S))] * 2
 
 
 def test_of_processes_whose_gpus_are_not_known_the_lowest_rank_speaks_for_all() -> None:
