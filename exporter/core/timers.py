@@ -261,6 +261,8 @@ class GpuTimers:
             self.attempts, self.failing_since = 0, at
             self.broke = self.work_done - self.work_before >= LONG_RUN
             self._set_flags(self.flags | {BEGINNING, RESTARTED})
+        elif RESTARTED in self.flags and 2 * self.startup_work >= self.startup_goal:
+            self.attempts, self.failing_since = 0, at  # a short program: an attempt that fails does less before it
         elif RESTARTED in self.flags:
             self._fail(at, criteria)
         self.startup_work, self.work_before = 0, self.work_done

@@ -56,6 +56,23 @@ def test_short_programs_one_after_another_are_no_loop(runs: float, owner: Owner,
     assert state(crashing(6, runs=runs, owner=owner))[0] is kind
 
 
+@pytest.mark.parametrize(("works", "kind"), [(5.2, State.HUNG), (5.4, State.STALLED)])
+def test_programs_that_do_half_the_work_of_a_start_up_are_no_attempts_that_fail(works: float, kind: State) -> None:
+    """Five seconds at 95 %, as of a script that trains and then evaluates its checkpoints, with a process for each.
+
+    The attempts of a crash loop may compute, too: a trial step, before the one that fails.
+    """
+    program = [(80.0, RESTING | FREE), (10.0, RESTING | FULL), (works, WORKING | FULL)]
+    assert state(story([(600.0, WORKING | FULL), *program * 8, (10.0, RESTING | FREE)], step=1.0))[0] is kind
+
+
+def test_a_program_that_works_between_attempts_that_fail_ends_their_row() -> None:
+    """After four restarts without work a short program, and then four more: five in a row would be a loop."""
+    begun, program = [(600.0, WORKING | FULL)], [*ATTEMPT, (6.0, WORKING | FULL)]
+    assert state(story([*begun, *ATTEMPT * 4, *program, *ATTEMPT * 4, (1.0, RESTING | FREE)]))[0] is State.STALLED
+    assert state(story([*begun, *ATTEMPT * 9, (1.0, RESTING | FREE)]))[0] is State.HUNG
+
+
 def test_attempts_that_are_quick_need_ten_minutes_too() -> None:
     quick = [(30.0, RESTING | FREE), (30.0, RESTING | FULL)]
     phases = [(10.0, RESTING | FREE), (600.0, WORKING | FULL)]
