@@ -84,23 +84,27 @@ def own_hang_window(owner: Owner) -> int:
 
 
 def hang_windows(
-    criteria: Criteria, *, own: int, longest: int, begun: bool, alone: bool, works: bool
+    criteria: Criteria, *, own: int, longest: int, begun: bool, alone: bool, works: bool, earlier: int
 ) -> tuple[int, int]:
     """How long a GPU must spin to be hung, and to be suspected to be, in nanoseconds.
 
     `own`: the limit that the operator set for the job, which then applies to every case, or 0; `longest`: how long the
     job spun before, and then worked; `begun`: it has worked; `alone`: no other GPU of the job does anything else.
     Where one rests, or before the first work, a process may compute or save on the CPU; where one works, the others
-    wait for it, and only after twice that time it is taken to work for ever.
+    wait for it, and only after twice that time it is taken to work for ever. `earlier`: how long the GPU had spun when
+    the last of the others began to spin or to rest, which proves nothing about them.
     """
-    policy = criteria.policy
-    if own or (alone and begun):
-        hang = own or max(criteria.hang, round(longest * policy.hang_earlier_factor))
-        return hang, min(hang, criteria.hang_suspect)
-    hang = max(criteria.hang_peer, round(longest * policy.hang_earlier_peer_factor))
+    policy, suspect = criteria.policy, criteria.hang_suspect
+    if own:
+        return own, min(own, suspect)
+    peer = max(criteria.hang_peer, round(longest * policy.hang_earlier_peer_factor))
     if works:
-        return 2 * hang, hang
-    return hang, min(hang, criteria.hang_suspect) if alone else hang - hang // 6
+        return 2 * peer, peer
+    if alone and begun:
+        hang = max(criteria.hang, round(longest * policy.hang_earlier_factor))
+        return min(hang + earlier, 2 * peer), min(hang, suspect)
+    hang = min(peer + earlier, 2 * peer)
+    return hang, min(hang, suspect) if alone else hang - peer // 6
 
 
 def _ns(seconds: float) -> int:

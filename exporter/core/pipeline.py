@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from exporter.core.attribution import divide_proportionally, sm_use_by_holder
 from exporter.core.communication import UNKNOWN_LEVELS, Part, SmLevels
-from exporter.core.criteria import TENSOR_JOB, Criteria, hang_windows, own_hang_window
+from exporter.core.criteria import TENSOR_JOB, hang_windows, own_hang_window
 from exporter.core.evidence import NO_SPIN, SPIN, SPIN_IF_FLAT, UTILIZATION_LAG, Evidence, evaluate
 from exporter.core.findings import apply_finding
 from exporter.core.holders import jobs_that_compute, last_known, owned_intervals, owner_unknown, update_holders
@@ -301,27 +301,40 @@ def _activity_of(evaluated: Iterable[tuple[Gpu, Evidence]]) -> Activity:
 def _set_hang_window(ledger: Ledger, gpu: Gpu, activity: Activity, start: int, end: int) -> None:
     """Set how long a GPU may spin, by what the GPUs of its job do; of several holders the longest window counts."""
     hang, suspect = max(
-        _hang_windows_of_job(gpu.criteria, _gpus_between(ledger, holder, start, end), activity, holder.owner)
+        _hang_windows_of_job(gpu, _gpus_between(ledger, holder, start, end), activity, holder.owner, start)
         for holder in gpu.timers.holders
     )
     gpu.timers.set_hang(gpu.criteria, hang=hang, suspect=suspect)
 
 
-def _hang_windows_of_job(criteria: Criteria, gpus: list[Gpu], activity: Activity, owner: Owner) -> tuple[int, int]:
-    """The windows of one job, by what its GPUs on this node do."""
+def _hang_windows_of_job(gpu: Gpu, gpus: list[Gpu], activity: Activity, owner: Owner, start: int) -> tuple[int, int]:
+    """The windows of a GPU that spins from `start` on at the latest, by what all GPUs of one job on this node do."""
     busy, works = activity
-    uuids = {gpu.device.uuid for gpu in gpus}
-    timers = [gpu.timers for gpu in gpus if any(each.owner.job_id == owner.job_id for each in gpu.timers.holders)]
+    uuids = {each.device.uuid for each in gpus}
+    alone = uuids <= busy
+    timers = [each.timers for each in gpus if any(held.owner.job_id == owner.job_id for held in each.timers.holders)]
     longest = sorted(each.longest_spin for each in timers)
     begun = any(BEGINNING not in each.flags for each in timers)
+    since = _spin_since(gpu, start)
+    others = [
+        _spin_since(each, start) if alone else each.timers.ran_at
+        for each in gpus
+        if alone or each.device.uuid not in busy
+    ]
     return hang_windows(
-        criteria,
+        gpu.criteria,
         own=own_hang_window(owner),
         longest=longest[len(longest) // 2] if longest else 0,
         begun=begun,
-        alone=uuids <= busy,
+        alone=alone,
         works=not uuids.isdisjoint(works),
+        earlier=max(0, max(others, default=since) - since),
     )
+
+
+def _spin_since(gpu: Gpu, start: int) -> int:
+    """When its spin began, which may be with the reading that begins at `start`."""
+    return start if gpu.timers.spin_since is None else gpu.timers.spin_since
 
 
 def _gpus_between(ledger: Ledger, holder: Allocation, start: int, end: int) -> list[Gpu]:

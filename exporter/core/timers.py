@@ -53,6 +53,8 @@ class GpuTimers:
     unowned: bool = False
     worked_at: int = 0
     """When the GPU last did effective work, or was allocated to its holders."""
+    ran_at: int = NEVER
+    """When a kernel last ran that did not spin, or when the GPU was allocated to its holders."""
     spin_since: int | None = None
     proven: bool = False
     """The job's own collectives prove that the current spin is a hang."""
@@ -144,7 +146,7 @@ class GpuTimers:
         self.longest_spin = self.work_done = self.tensor_work = 0
         self.excused_until = self.cpu_until = NEVER
         self.hung = self.zombie = self.unowned = False
-        self.worked_at = at
+        self.worked_at = self.ran_at = at
         self.spin_since = self.celsius = self.bare_since = None
         self.computed = self.proven = self.loaded = self.unloaded = self.looping = False
         self.attempts = self.work_before = 0

@@ -117,6 +117,41 @@ def test_how_long_a_gpu_may_spin_follows_from_what_the_others_do(
     assert (node.states()[0], node.since()) == (State.HUNG, 330.0 + window)
 
 
+@each("other, last, window", [
+    (WORKING, SPINNING, 600), (RESTING, SPINNING, 600), (WORKING, RESTING, 1800),
+])  # fmt: skip
+def test_a_spin_while_another_gpu_worked_or_rested_proves_nothing_once_that_one_spins_or_rests(
+    other: Signals, last: Signals, window: float
+) -> None:
+    """14 minutes of it, or 25 beside one that works: then it counts from the moment on when the other one stopped."""
+    node = Node(worked=330)
+    node.go(1500 if last is RESTING else 840, SPINNING, other)
+    begun = node.at
+    node.go(window, SPINNING, last)
+    assert State.HUNG not in node.states()
+    node.go(10, SPINNING, last)
+    assert (node.states()[0], node.since()) == (State.HUNG, begun + window)
+
+
+def test_however_the_others_change_a_gpu_that_spins_for_an_hour_is_hung() -> None:
+    node = Node(worked=330)
+    for _ in range(6):
+        node.go(510, SPINNING, WORKING)
+        node.go(90, SPINNING, SPINNING)
+    assert State.HUNG not in node.states()
+    node.go(10, SPINNING, SPINNING)
+    assert (node.states()[0], node.since()) == (State.HUNG, 330 + 3600)
+
+
+def test_one_stray_reading_of_another_gpu_delays_a_hang_of_all_by_no_more_than_its_own() -> None:
+    """Ten seconds at rest take 190 s from the spin of the second GPU alone."""
+    node = Node()
+    node.go(300, SPINNING, SPINNING)
+    node.go(10, SPINNING, RESTING)
+    node.go(600, SPINNING, SPINNING)
+    assert [gpu.since / S for gpu in node.ledger.gpus.values()] == [60 + 600, 60 + 310 + 490]
+
+
 def test_before_its_first_work_a_job_may_spin_for_half_an_hour() -> None:
     node = Node(worked=0)
     node.go(1800, SPINNING, SPINNING)
