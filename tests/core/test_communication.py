@@ -372,3 +372,9 @@ def test_timed_collectives_of_a_job_without_any_other_report_are_booked() -> Non
         advance(ledger, seen(second, reading(second - 1, second, MEAN), collectives=(report,)))
     exposed = ledger.gpus["GPU-0"].book.parts[LEAK_NAMES.index("exposed_communication")]
     assert exposed == pytest.approx(0.1 * 60 * S, rel=0.1)
+
+
+def test_kernels_that_compute_leave_fewer_sms_idle_than_those_that_communicate() -> None:
+    """The estimate divides by the difference of the two levels."""
+    with pytest.raises(ValueError, match=r"collective_sm, 0\.5, is not below computing_sm, 0\.5"):
+        Policy(collective_sm=0.5, computing_sm=0.5)
