@@ -184,6 +184,20 @@ def test_restarts_are_those_of_the_containers_that_have_a_gpu() -> None:
     assert restarts_of(found, None) == 4, "where it is unknown which container has the GPU: of those that run"
 
 
+@pytest.mark.parametrize(
+    ("taint", "condition"),
+    [
+        ("karpenter.sh/disrupted", "draining"),
+        ("karpenter.sh/disruption", "draining"),
+        ("karpenter.sh/unregistered", "not_ready"),
+        ("example.com/gpu", ""),
+    ],
+)
+def test_a_taint_that_keeps_all_new_pods_away_is_a_condition(taint: str, condition: str) -> None:
+    spec = {"taints": [{"key": taint, "effect": "NoSchedule"}]}
+    assert node_condition(msgspec.convert({"metadata": {}, "spec": spec}, KubernetesNode)) == condition
+
+
 @pytest.mark.parametrize("kind", ["ReplicaSet", "DaemonSet", "Job", "Workflow"])
 def test_replicas_and_separate_tasks_work_independently(kind: str) -> None:
     assert is_independent(read(pod_object("p", ownerReferences=kept_by(kind, "x"))))
