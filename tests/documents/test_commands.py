@@ -37,8 +37,8 @@ SHELL = [block for block in BLOCKS if block.language == "sh"]
 HERE = frozenset({
     ".venv/bin/gpu-efficiency", ".venv/bin/pip", ".venv/bin/pytest", ".venv/bin/python", "awk", "basename", "break",
     "cat", "cd", "curl", "date", "df", "echo", "findmnt", "git", "gpu-efficiency", "grep", "head", "install", "jq",
-    "ln", "make", "mkdir", "mv", "openssl", "ping", "pipx", "promtool", "ps", "python", "python3", "rm", "sort",
-    "source", "tail", "tee", "test", "timeout", "tr", "uvx", "/opt/gpu-efficiency/bin/gpu-efficiency",
+    "ln", "make", "mkdir", "mv", "openssl", "ping", "pipx", "promtool", "ps", "python", "python3", "rm", "seq",
+    "sleep", "sort", "source", "tail", "tee", "test", "timeout", "tr", "uvx", "/opt/gpu-efficiency/bin/gpu-efficiency",
     "/opt/gpu-efficiency/bin/pip",
 })  # fmt: skip
 """Programs of a shell, of Debian, or of this project."""
