@@ -32,7 +32,7 @@ WRITES = frozenset({"record", "simulate"})
 SERVES = frozenset({"demo", "cluster"})
 SIMULATED = frozenset({"backfill"})
 """What refuses simulated recordings unless a flag allows them."""
-_NODE = re.compile(r"(?:https?://)?(?:n|node)\d+:19400")
+_NODE = re.compile(r"(?:https?://)?(?:(?:n|node)\d+|NODE):19400")
 _PROMETHEUS = re.compile(r"http://prometheus:9090", re.IGNORECASE)
 
 
@@ -64,7 +64,8 @@ class World(Struct, frozen=True):
         return made
 
     def _real(self, word: str) -> list[str]:
-        names = {"41": "job_id", "42": "job_id", "4711": "job_id", "nlp": "account", "ada": "user", "vision": "team"}
+        jobs = dict.fromkeys(("41", "42", "4711", "JOB"), "job_id")
+        names = jobs | {"nlp": "account", "ada": "user", "vision": "team"}
         if word in names:
             return [self.owner[names[word]]]
         if word.startswith(("/etc/gpu-efficiency/", "/tmp/")) or word == "FILE":  # noqa: S108 - a name in a page
