@@ -125,6 +125,7 @@ static bool set_state(struct gpu *g, const char *key, const char *one, const cha
     if (!strcmp(key, "gpm")) return g->gpm = atoi(one), true;
     if (!strcmp(key, "c2c")) return g->c2c = atoi(one), true;
     if (!strcmp(key, "profiling")) return g->profiling = atoi(one), true;
+    if (!strcmp(key, "refuse")) return g->refusal[any_field(one)] = atoi(two), true;
     if (!strcmp(key, "energy")) return g->energy = atof(one), g->set_energy = true;
     if (!strcmp(key, "index")) return g->index = atoi(one), true;
     if (!strcmp(key, "bound")) return g->bound_until = atoll(one), true;

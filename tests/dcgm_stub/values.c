@@ -25,6 +25,8 @@ static status_t refused(const struct entity *e, unsigned entities, const uint16_
         if (!status && profiling) status = world.gpu[gpu_of(place)].profiling;
         if (!status && profiling) status = world.profiling;
         if (!status && profiling) status = multi_pass(place, fields, n);
+        for (unsigned k = 0; k < n && !status; k++)
+            if (field_at(fields[k]) >= 0) status = world.gpu[gpu_of(place)].refusal[field_at(fields[k])];
     }
     return status;
 }

@@ -37,6 +37,7 @@
  *                           also as int32_KIND (in an integer field)
  *   gpu N|* status ID CODE  the field has no value but a status
  *   gpu N|* error CALL CODE, gpu N|* sleep CALL MS, gpu N|* profiling CODE    as above, where the call touches it
+ *   gpu N|* refuse ID CODE  watching that field fails with CODE
  *   gpu N|* lost            status LOST, blanks, GPU_IS_LOST for what has no value yet
  *   gpu N|* detached        not listed any more, not sampled
  *   gpu N|* unsupported     listed as such, and refused by groups
@@ -112,6 +113,7 @@ struct gpu {
     char name[MAX_NAME], uuid[MAX_NAME];
     unsigned pci, links, instances, groups;
     int profiling, index, xids, xid[MAX_XIDS], xid_sequence[MAX_XIDS];
+    int refusal[MAX_FIELDS]; /* by place in FIELDS; 0: it may be watched */
     bool gpm, c2c, mig, lost, detached, unsupported, gone, stuck, set_energy;
     double energy;
     int64_t bound_until;

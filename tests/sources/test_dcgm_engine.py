@@ -281,7 +281,7 @@ def test_the_end_of_one_profiling_watch_ends_all_of_its_group_before_hopper(clos
 def test_giving_up_a_blank_counter_leaves_the_others_sampled_before_hopper_too(closed: DcgmRig) -> None:
     closed.say("gpu * gpm 0", "gpu * blank 1007 blank")
     closed.open()
-    closed.readings(*range(90))
+    assert seconds_with_tensor(closed, 0, 90) > 85
     before = closed.stub.count("errors_logged")
     assert seconds_with_tensor(closed, 90, 120) == 30
     assert closed.stub.count("errors_logged") == before
@@ -291,8 +291,10 @@ def test_giving_up_a_blank_counter_leaves_the_others_sampled_before_hopper_too(c
     assert closed.readings(3720)[-1].fp32_active is not None
 
 
-def test_a_counter_that_is_refused_when_it_is_asked_for_again_leaves_the_others_sampled(closed: DcgmRig) -> None:
-    """Another client watches counters that cannot be read together with it."""
+def test_a_counter_that_is_refused_when_it_is_asked_for_again_leaves_the_others_sampled(
+    closed: DcgmRig, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Another client watches counters that cannot be read together with it: no fault, for the activity is measured."""
     others = (1007, 1008, 1009, 1010, 1011)
     groups = (f"gpu * group 2 {minor} {field}" for minor, field in enumerate((1006, *others)))
     closed.say("gpu * gpm 0", "gpu * group 1 0 1001 1002 1004 1005", *groups, "gpu * blank 1006 blank")
@@ -302,7 +304,29 @@ def test_a_counter_that_is_refused_when_it_is_asked_for_again_leaves_the_others_
     closed.unsay("gpu * blank 1006 blank")
     closed.readings(*range(3600, 3700, 5), *range(3700, 3720))
     assert seconds_with_tensor(closed, 3720, 3740) == 20
-    assert kinds(closed.read(3741)) == {"profiling_refused"}
+    assert kinds(closed.read(3741)) == set()
+    closed.readings(*range(3750, 5000, 5))  # asked for again, and refused, every ten minutes
+    lines = [record.getMessage() for record in caplog.records if "does not give fp64_active" in record.getMessage()]
+    assert [gpu_of(line.partition("(")[2].partition(")")[0]) for line in lines] == [0, 1]
+    assert all("another client" in line for line in lines)
+
+
+def test_links_of_a_partitioned_board_are_not_watched_and_do_not_hinder_its_activity(
+    closed: DcgmRig, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No instance has any, and the board's are shown of none; they may be refused for good, the activity for a while."""
+    in_use = "gpu 0 refuse 1004 -37"
+    closed.say("gpu 0 mig 3g.40gb 2g.20gb", in_use, f"gpu 0 refuse 1011 {NOT_SUPPORTED}")
+    closed.open()
+    (fault,) = closed.read(1).faults
+    assert "another program holds the counters" in fault.message
+    closed.unsay(in_use)
+    batches = [closed.read(second) for second in range(2, 20)]
+    parts = {device.uuid for device in batches[-1].devices if device.parent}
+    assert kinds(batches[-1]) == set()
+    assert len(parts) == 2
+    assert caplog.records == []
+    assert {reading.uuid for reading in batches[-1].readings if reading.tensor_active} >= parts
 
 
 def test_a_refused_watch_that_ended_all_profiling_is_retried_and_meanwhile_there_are_gauges(closed: DcgmRig) -> None:

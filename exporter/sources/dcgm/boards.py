@@ -168,8 +168,10 @@ class DcgmBoard:
         for them again, monotonic nanoseconds."""
         self.silent_since: int | None = None
         """Since when no value that sets the pace has come, monotonic nanoseconds; None: they come."""
+        self.logged_refusals: set[int] = set()
+        """Profiling fields that were refused beside others, which the log has named."""
         self.refused = ""
-        """Why there is no profiling, or not of all fields, as a message; empty if there is."""
+        """Why its activity is not measured, as a message; empty if it is."""
         self.permanently_refused = False
         """True if retrying cannot help."""
         self.recovery_action = 0
@@ -257,6 +259,7 @@ class DcgmBoard:
         """Copy from `previous` the state that does not depend on the MIG layout."""
         self._xid_stamp, self._kernel_xids = previous._xid_stamp, previous._kernel_xids  # noqa: SLF001
         self.recovery_action, self.given_up = previous.recovery_action, previous.given_up
+        self.logged_refusals = previous.logged_refusals
 
 
 def read_inventory(client: DcgmClient) -> DcgmInventory:

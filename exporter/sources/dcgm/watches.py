@@ -1,5 +1,6 @@
 """Chooses the DCGM fields to watch of each board and instance, and watches them on the host engine."""
 
+import logging
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -10,6 +11,7 @@ from exporter.sources.dcgm.client import DcgmClient, DcgmRefusal, EntityId
 from exporter.sources.dcgm.intervals import Cadence, SampleSeries
 from exporter.sources.dcgm_fields import CYCLES, GAUGES, HEALTH, INSTANCE, RATES, RATIOS, Field
 
+log = logging.getLogger(__name__)
 KEEP_SECONDS = 90.0
 """How long the engine keeps values: longer than its longest blocking call (60 s)."""
 HEALTH_PERIOD_US = 10_000_000
@@ -86,13 +88,13 @@ class SupportedFields:
 
     def _asked(self, board: DcgmBoard, unit: DcgmUnit) -> tuple[int, ...]:
         shown = self._instance if unit.device.parent else self._latest
-        rates = {
-            number
-            for number in board.profiling_fields & self.rates.keys()
-            if unit.device.parent or self.is_link(number) or not board.partitioned
-        }
+        rates = board.profiling_fields & self.rates.keys() if unit in board.measured_units else set[int]()
         plain = [number for number in shown if number in self.gauges_by_id or number in rates]
         return (*plain, *(unit.series.watched if unit.series is not None else ()))
+
+    def name(self, number: int) -> str:
+        """Return the name of a profiling field."""
+        return {**self.ratios, **self.cycles, **self.rates}[number].name
 
     def is_link(self, number: int) -> bool:
         """Return whether a profiling field exists of whole boards only."""
@@ -192,35 +194,45 @@ _PERMANENT = ("profiling_not_supported", "not_supported", "gpu_not_supported")
 
 
 def watch_profiling(client: DcgmClient, fields: SupportedFields, board: DcgmBoard, times: WatchTimes) -> None:
-    """Watch all profiling fields of a board that can be read together, and set `board.refused` if some are refused.
+    """Watch all profiling fields of a board that can be read together; sets `board.refused` if its activity is refused.
 
-    Those of a group are watched at once, and again with each change of one of them: on boards before Hopper the engine
-    ends the sampling of all profiling fields of a group when one of them is unwatched, or a watch is refused
-    (DcgmHostEngineHandler::UnwatchFieldGroup of NVIDIA/DCGM). Of a partitioned board the activity is measured per
-    instance, and the links of the board as a whole.
+    They are watched at once, and again with each change of one of them: on boards before Hopper the engine ends the
+    sampling of all profiling fields of a group when one of them is unwatched, or a watch is refused
+    (DcgmHostEngineHandler::UnwatchFieldGroup of NVIDIA/DCGM). Those that are refused beside the activity are given up
+    for a while. Links of a partitioned board are not watched: it is not known which instance transferred the bytes.
     """
     readable = _one_pass(fields, _metric_groups(client, board.gpu))
-    chosen = [number for number in readable if number not in board.given_up]
-    board.refused = "" if _of_series(fields, chosen) else REFUSAL_REASONS["profiling_not_supported"]
-    board.permanently_refused = False
-    for group in (board.measured_group, board.whole_group) if board.partitioned else (board.whole_group,):
-        before, ids = (
-            [number for number in numbers if _group_of(fields, board, number) is group]
-            for numbers in (sorted(board.profiling_fields), chosen)
-        )
-        board.profiling_fields.difference_update(before)
-        if ended := [number for number in before if number not in ids]:
-            client.unwatch(group, fields.group(ended))
-        for attempt in _attempts(fields, ids, before):
-            try:
-                _watch(client, board, group, fields.group(attempt), times.period)
-            except DcgmRefusal as refusal:
-                board.refused, board.permanently_refused = _reason(refusal), refusal.kind in _PERMANENT
-                continue
-            board.profiling_fields.update(attempt)
-            board.given_up |= {number: times.now + REFUSED_AGAIN_AFTER for number in ids if number not in attempt}
-            break
+    shown = [number for number in readable if not (board.partitioned and fields.is_link(number))]
+    ids = [number for number in shown if number not in board.given_up]
+    before, board.profiling_fields = sorted(board.profiling_fields), set()
+    if ended := [number for number in before if number not in ids]:
+        client.unwatch(board.measured_group, fields.group(ended))
+    refusal: DcgmRefusal | None = None
+    for attempt in _attempts(fields, ids, before):
+        try:
+            _watch(client, board, board.measured_group, fields.group(attempt), times.period)
+        except DcgmRefusal as error:
+            refusal = error
+            continue
+        board.profiling_fields.update(attempt)
+        break
+    measured = bool(_of_series(fields, board.profiling_fields))
+    why = REFUSAL_REASONS["profiling_not_supported"] if refusal is None else _reason(refusal)
+    board.refused = "" if measured else why
+    board.permanently_refused = not measured and refusal is not None and refusal.kind in _PERMANENT
+    if measured and refusal is not None:
+        _give_up(fields, board, [number for number in ids if number not in board.profiling_fields], why, times)
     _update_series(fields, board, _of_series(fields, readable), times)
+
+
+def _give_up(fields: SupportedFields, board: DcgmBoard, refused: Sequence[int], why: str, times: WatchTimes) -> None:
+    """Ask for these fields again later. Logged once for each field: the activity is measured, so it is no fault."""
+    board.given_up |= dict.fromkeys(refused, times.now + REFUSED_AGAIN_AFTER)
+    new = [number for number in refused if number not in board.logged_refusals]
+    board.logged_refusals.update(new)
+    if new:
+        names, device = ", ".join(fields.name(number) for number in new), board.whole.device
+        log.warning("DCGM: GPU %s (%s) does not give %s: %s", device.index, device.uuid, names, why)
 
 
 def _attempts(fields: SupportedFields, ids: Sequence[int], before: Sequence[int]) -> list[list[int]]:
@@ -249,10 +261,6 @@ def _update_series(fields: SupportedFields, board: DcgmBoard, ids: Sequence[int]
         if unit.series is not None:
             unit.series.leave(board.given_up)
     board.cadence = board.cadence or Cadence(times.period)
-
-
-def _group_of(fields: SupportedFields, board: DcgmBoard, field: int) -> Any:
-    return board.whole_group if fields.is_link(field) else board.measured_group
 
 
 GIVE_UP_AFTER = 60 * SECOND
