@@ -314,7 +314,7 @@ def test_a_counter_that_is_refused_when_it_is_asked_for_again_leaves_the_others_
 def test_links_of_a_partitioned_board_are_not_watched_and_do_not_hinder_its_activity(
     closed: DcgmRig, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """No instance has any, and the board's are shown of none; they may be refused for good, the activity for a while."""
+    """No instance has any, and the board's are shown of none; they may be refused for good, activity for a while."""
     in_use = "gpu 0 refuse 1004 -37"
     closed.say("gpu 0 mig 3g.40gb 2g.20gb", in_use, f"gpu 0 refuse 1011 {NOT_SUPPORTED}")
     closed.open()

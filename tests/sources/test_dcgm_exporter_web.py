@@ -5,8 +5,9 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import cycle, islice
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from exporter.config import BoardSettings, Config
 from exporter.core.model import SECOND, Health
 from exporter.registry import DcgmExporterSettings
 from exporter.sources.base import SourceError
+from exporter.sources.dcgm_exporter.page import RENAMED_AFTER, DcgmExporterPage, ShownNode
 from exporter.sources.dcgm_exporter.source import (
     DcgmExporterSource,
     HttpPageFetcher,
@@ -154,6 +156,43 @@ def test_pods_may_come_to_other_gpus_of_the_host_while_the_source_is_closed(serv
         src = open_dcgm_exporter(config(server.url))
         assert [device.uuid for device in src.read(SECOND).devices] == [f"GPU-{number}"]
         src.close()
+
+
+def pages_read(pages: Iterable[str]) -> list[str]:
+    """Read these pages of one address; return which UUIDs each shows, or "refused"."""
+    node, shown = ShownNode(), list[str]()
+    for page in pages:
+        try:
+            shown.append(" ".join(DcgmExporterPage("http://exporter/metrics", node=node).read(page.encode(), [])))
+        except SourceError as refusal:
+            shown.append("refused" if "none of the GPUs it showed before" in str(refusal) else str(refusal))
+    return shown
+
+
+def of_pod(index: int, host: str) -> str:
+    return gpu(index, pod=f"pod-{index}", namespace="ml", Hostname=host)
+
+
+def test_an_exporter_whose_pod_was_replaced_is_this_nodes_again_after_a_while() -> None:
+    """Its host may be the pod's name, and it may leave out GPUs without a pod: it then shows other GPUs only."""
+    before, after = of_pod(0, "exporter-1"), of_pod(1, "exporter-2")
+    shown = pages_read([before, *[after] * (RENAMED_AFTER + 1), before])
+    assert shown == ["GPU-0", *["refused"] * RENAMED_AFTER, "GPU-1", "refused"]
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        [of_pod(1, "a"), of_pod(1, "a"), of_pod(2, "b")],  # several nodes take turns
+        [of_pod(1, "a"), of_pod(1, "a"), of_pod(0, "own")],  # this node's page comes between
+        [of_pod(1, "a") + gpu(2, Hostname="a")],  # it shows free GPUs, so it would show this node's
+        [gpu(1, Hostname="own")],  # likewise: its GPUs were exchanged
+        [of_pod(1, "")],
+    ],
+)
+def test_another_nodes_pages_are_refused_for_ever(others: list[str]) -> None:
+    shown = pages_read([of_pod(0, "own"), *islice(cycle(others), 2 * RENAMED_AFTER + 4)])
+    assert set(shown) == {"GPU-0", "refused"}
 
 
 def test_one_connection_is_kept(server: Server) -> None:

@@ -4,6 +4,7 @@ Contains the metric names of all releases, their units and blanks, and the weigh
 other nodes, and MIG layouts that do not add up to a board.
 """
 
+import logging
 import re
 from collections.abc import Collection, Iterable, Mapping
 
@@ -33,6 +34,8 @@ from exporter.sources.dcgm_fields import (
 )
 from exporter.specs import mig_instance_spec
 from exporter.workloads import OwnerLabels
+
+log = logging.getLogger(__name__)
 
 # Metrics that only the exporter has. A figure may be exported under several names: the first one of SERIES wins, so
 # these come before the shared fields where they are more exact, else after them.
@@ -213,12 +216,39 @@ class GpuLines(Struct):
             counts[code] = max(int(value), counts.get(code, 0))
 
 
+RENAMED_AFTER = 45
+"""Refusals in a row after which a page of one other host is this node's: ten minutes, as sources are opened again."""
+
+
 class ShownNode(Struct):
     """What the pages of one address have shown of their node."""
 
     host: str = ""
     """The host that the last page named."""
     uuids: set[str] = set()
+    refused_host: str = ""
+    """The host of the pages that were refused since then, and how many of them in a row."""
+    refusals: int = 0
+
+    def accept(self, host: str, uuids: Iterable[str]) -> None:
+        """Take a page for one of this node's."""
+        if self.host and host != self.host and self.uuids.isdisjoint(uuids):
+            log.warning("dcgm-exporter: the pages of host %s are this node's: it is known by that name now", host)
+            self.uuids = set()
+        self.host, self.refused_host, self.refusals = host, "", 0
+        self.uuids.update(uuids)
+
+    def refuse(self, host: str) -> None:
+        """Count a refused page that may leave out free GPUs."""
+        self.refused_host, self.refusals = host, self.refusals + 1 if host == self.refused_host else 1
+
+    def is_named(self, host: str) -> bool:
+        """Return whether it has this name, or has got it: a pod's name, which is another once the pod was replaced.
+
+        Behind a load-balanced Service the pages that are refused are of several hosts, or this node's come between.
+        """
+        renamed = host == self.refused_host and self.refusals >= RENAMED_AFTER
+        return host != "" and (host == self.host or renamed)
 
 
 class DcgmExporterPage:
@@ -239,11 +269,9 @@ class DcgmExporterPage:
         of_host = self._samples_of_host(samples)
         gpus = _lines_by_gpu(of_host)
         host = next((host for sample in of_host if (host := _label(sample, "Hostname"))), "")
-        # On the same node, pods may have come to other GPUs while all pods of the known ones ended.
-        moved = host != "" and host == self._node.host and may_leave_out_free_gpus(gpus.values())
-        self._refuse_other_nodes(samples, gpus, faults, () if moved else self._node.uuids)
-        self._node.host = host
-        self._node.uuids.update(gpus)
+        self._refuse_unusable(samples, gpus, faults)
+        self._refuse_other_nodes(gpus, host)
+        self._node.accept(host, gpus)
         for uuid, gpu in gpus.items():
             conflicts = gpu.conflicts.union(*(instance.conflicts for instance in gpu.instances.values()))
             if conflicts:
@@ -285,9 +313,7 @@ class DcgmExporterPage:
             )
         return [sample for host, sample in on_gpus if not self._hostname or host == self._hostname]
 
-    def _refuse_other_nodes(
-        self, samples: Collection[Sample], gpus: dict[str, GpuLines], faults: list[Fault], known: Collection[str]
-    ) -> None:
+    def _refuse_unusable(self, samples: Collection[Sample], gpus: dict[str, GpuLines], faults: list[Fault]) -> None:
         if len(gpus) > _MAX_GPUS:
             raise SourceError(
                 f"{self._url} shows {len(gpus)} GPUs, and no node has so many: set dcgm_exporter.url to this node's own"
@@ -296,12 +322,21 @@ class DcgmExporterPage:
         if not any(gpu.has_figures for gpu in gpus.values()):
             what, do = _unusable_content(samples)
             raise SourceError(f"{self._url} shows {what}. {faults[0].message + '. ' if faults else ''}{do}")
-        if known and gpus.keys().isdisjoint(known):
-            raise SourceError(
-                f"{self._url} shows none of the GPUs it showed before, but {len(gpus)} others: a"
-                " load-balanced Service answers for another node each time. Set dcgm_exporter.url to this"
-                " node's own exporter (host IP and port); after exchanging the GPUs, restart this daemon"
-            )
+
+    def _refuse_other_nodes(self, gpus: dict[str, GpuLines], host: str) -> None:
+        if not self._node.uuids or not gpus.keys().isdisjoint(self._node.uuids):
+            return
+        # On the same node, pods may have come to other GPUs while all pods of the known ones ended.
+        leaves_out = may_leave_out_free_gpus(gpus.values())
+        if leaves_out and self._node.is_named(host):
+            return
+        self._node.refuse(host if leaves_out else "")
+        raise SourceError(
+            f"{self._url} shows none of the GPUs it showed before, but {len(gpus)} others: a"
+            " load-balanced Service answers for another node each time. Set dcgm_exporter.url to this"
+            " node's own exporter (host IP and port), or dcgm_exporter.hostname to this node's name on the page; then,"
+            " or after exchanging the GPUs, restart this daemon"
+        )
 
 
 def may_leave_out_free_gpus(gpus: Collection[GpuLines]) -> bool:
