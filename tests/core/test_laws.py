@@ -24,6 +24,7 @@ from exporter.core.model import (
     MS,
     PHASES,
     PPM,
+    UNKNOWN_JOB,
     Allocation,
     Device,
     Observation,
@@ -88,7 +89,7 @@ def allocations(draw: st.DrawFn) -> tuple[Allocation, ...]:
     """Up to three owners per GPU, with any start and end."""
     made = []
     for uuid in GPUS:
-        for job in draw(st.lists(st.sampled_from(["a", "b", "c"]), max_size=3)):
+        for job in draw(st.lists(st.sampled_from(["a", "b", "c", UNKNOWN_JOB]), max_size=3)):
             start = draw(st.integers(-5_000, 30_000)) * MS
             lasts = draw(st.one_of(st.none(), st.integers(1, 20_000)))
             account = draw(st.sampled_from(["", "nlp", "vision"]))
