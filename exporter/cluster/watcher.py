@@ -315,6 +315,9 @@ class ClusterWatcher:
     def _stuck(self, fitting: Sequence[FittingJob]) -> list[FittingJob]:
         """Return those that have fitted long enough; an array of which a task has started meanwhile begins anew."""
         now = self._clock.now()
+        # While the scheduler is silent nobody looks, and nothing starts: that a job still fits shows nothing.
+        if not all(self._status[name].live(now) for name in ("jobs", "nodes")):
+            fitting = []
         keys = [(job.job_id, job.count) for job, _ in fitting]
         self._fitting_since = {key: self._fitting_since.get(key, now) for key in keys}
         since = map(self._fitting_since.__getitem__, keys)

@@ -285,6 +285,17 @@ def test_a_job_is_stuck_once_it_has_fitted_for_a_quarter_of_an_hour(hour: Hour) 
     assert hour.minutes(15)["queue_stuck_gpus/gpu/resources"] == 0, "for a moment it did not fit"
 
 
+@pytest.mark.parametrize("silent", ["jobs", "nodes"])
+def test_a_job_is_not_stuck_because_the_scheduler_was_silent(hour: Hour, silent: str) -> None:
+    hour.minutes(2)
+    hour.scheduler.trouble = {silent: ClusterUnavailableError("gone")}
+    hour.minutes(20)
+    hour.scheduler.trouble = {}
+    found = [hour.minutes(1).get("queue_stuck_gpus/gpu/resources") for _ in range(25)]
+    known = [value for value in found if value is not None]
+    assert (known[:15], known[-1]) == ([0] * 15, 2), "a quarter of an hour of answers"
+
+
 @pytest.mark.parametrize("array", [True, False])
 def test_jobs_that_start_and_make_room_for_others_are_not_stuck(hour: Hour, *, array: bool) -> None:
     for number in range(60):
