@@ -62,6 +62,8 @@ class UserMask:
 
         They are for the address of a request: kept in memory alone, and neither served, recorded nor logged.
         """
+        if not (masked.user or self._drop):  # an owner without a user name is not masked
+            return masked.namespace, masked.pod
         return self._pods.get((masked.job_id, masked.namespace, masked.pod), ("", ""))
 
     def add_pod(self, owner: Owner, masked: Owner) -> None:
