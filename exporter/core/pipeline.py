@@ -19,7 +19,7 @@ from exporter.core.findings import apply_finding
 from exporter.core.holders import jobs_that_compute, last_known, owned_intervals, owner_unknown, update_holders
 from exporter.core.host import apply_hosts
 from exporter.core.leaks import MEMORY_BOUND_INDEX, REPORTING, LeakShares, Span, split_into_leaks
-from exporter.core.ledger import Gpu, Job, Ledger, conserved, counter_amounts
+from exporter.core.ledger import Gpu, Job, Ledger, PeakDemand, conserved, counter_amounts
 from exporter.core.model import (
     MS,
     NEVER,
@@ -437,8 +437,11 @@ def _divide_energy(ev: Evidence, interval: StateInterval, shares: list[int]) -> 
 
 def _update_job(job: Job, gpu: Gpu, ev: Evidence, interval: StateInterval, taken: LeakShares) -> None:
     """Update the job's peak demand, first work and potential savings by speculative decoding."""
-    if job.peak_demand is not None and len(interval.holders) == 1 and ev.device.weight == PPM:
-        job.peak_demand.add_interval(ev, interval.start, interval.end, owner=job.owner, policy=gpu.criteria.policy)
+    if len(interval.holders) == 1 and interval.holders[0].gpus == 1 and ev.device.weight == PPM:
+        if job.peak_demand is None and interval.holders[0].group:
+            job.peak_demand = PeakDemand()  # the job's first replica had several GPUs, or an older version opened it
+        if job.peak_demand is not None:
+            job.peak_demand.add_interval(ev, interval.start, interval.end, owner=job.owner, policy=gpu.criteria.policy)
     if job.awaits_work and ev.kernel_runs and not ev.distrust:
         job.first_work, job.awaits_work = interval.start - job.start, False
     credit = gpu.credits.get(job.owner.job_id) if gpu.credits else None

@@ -132,6 +132,27 @@ def test_replicas_are_measured_for_as_long_as_one_of_them_and_need_what_the_larg
     assert view.excess == pytest.approx(2 * S * 4 / 7, rel=1e-5)
 
 
+@pytest.mark.parametrize(("group", "profile"), [("0", "1g.10gb"), ("", None)])
+def test_replicas_are_also_measured_if_the_job_began_as_one_of_two_gpus(group: str, profile: str | None) -> None:
+    """As an older version took them; a job that works together began with a demand that was not measured."""
+    ledger = Ledger()
+    advance(ledger, first([device(spec=BOARD)], [held(gpus=2)]))
+    advance(ledger, seen(60, reading(0, 60, SMALL | {"sm_active": 0.9})))
+    advance(ledger, seen(61, reading(60, 61, SMALL), allocations=(held(group=group),)))
+    advance(ledger, seen(3700, reading(61, 3700, SMALL)))
+    view = take_snapshot(ledger, DaemonMetadata()).jobs[0]
+    assert (view.smallest_slice.profile if view.smallest_slice else None) == profile
+
+
+def test_replicas_of_two_gpus_do_not_count_beside_those_of_one() -> None:
+    ledger = Ledger()
+    replicas = [held("GPU-0", group="a"), held("GPU-1", group="b", gpus=2)]
+    advance(ledger, first([device(f"GPU-{n}", f"{n}", spec=BOARD) for n in range(2)], replicas))
+    rows = [reading(0, 3600, signals, f"GPU-{n}") for n, signals in enumerate((SMALL, SMALL | {"sm_active": 0.3}))]
+    advance(ledger, seen(3600, *rows))
+    assert _profile(take_snapshot(ledger, DaemonMetadata()).jobs[0]) == "1g.10gb"
+
+
 def test_the_advice_is_told_with_its_profile() -> None:
     ledger = Ledger()
     advance(ledger, first([device(spec=BOARD)], [held()]))
