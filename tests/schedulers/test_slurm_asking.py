@@ -126,6 +126,23 @@ def test_a_job_whose_json_cannot_be_read_turns_json_off_for_no_other(script: Scr
     assert commands.job("2").given is not None
 
 
+def test_json_of_which_no_job_can_be_read_is_asked_for_no_more(script: Script, commands: CommandClient) -> None:
+    """The fourth job in a row, and all queries after it, cost one RPC again."""
+    accepted = cat("slurm-24.11/running.json")
+    unreadable = f"{accepted} | sed 's|gres/gpu:h100|gres/!|'"
+    text = f'{cat("slurm-24.11/running.txt")} | sed "s/JobId=2/JobId=$4/"'
+    script.answer("24.11.5", ("*--json", unreadable), ("*", text))
+    for job_id in ("3", "3", "3", "4"):
+        assert commands.job(job_id).job_id == job_id
+    script.answer("24.11.5", ("*--json", accepted))
+    assert commands.job("2").given is not None, "one that is accepted begins the row anew"
+    script.answer("24.11.5", ("*--json", unreadable), ("*", text))
+    script.log.unlink()
+    for job_id in ("5", "6", "7", "8", "8"):
+        assert commands.job(job_id).job_id == job_id
+    assert [line.endswith("--json") for line in script.asked] == [True, False] * 3 + [False, False]
+
+
 @pytest.mark.parametrize("version", ["22.05.8", "24.11.5"])
 def test_a_job_that_the_controller_does_not_know(script: Script, commands: CommandClient, version: str) -> None:
     text = "{ echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1; }"

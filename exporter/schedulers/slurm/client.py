@@ -156,6 +156,9 @@ def _environ(environ: Mapping[str, str]) -> dict[str, str]:
 
 _JSON_SINCE = (23, 2)
 """First version with `scontrol show job --json` (Slurm 23.02 release notes); 22.05 rejects it."""
+_MOST_REJECTED = 3
+"""Jobs in a row whose JSON is rejected until text alone is read: the cause is then the version (another data_parser),
+not the jobs, and each query would cost a second RPC."""
 _VERSION = re.compile(r"(\d{2})\.(\d{2})")
 _INVALID_JOB = "Invalid job id"
 
@@ -209,6 +212,8 @@ class CommandClient:
     def __init__(self, commands: Commands) -> None:
         self._commands = commands
         self._json: bool | None = None
+        self._rejected: set[str] = set()
+        """Jobs whose JSON was rejected since that of another was accepted."""
 
     def job(self, job_id: str) -> SlurmJob:
         """See SlurmClient. One REQUEST_JOB_INFO_SINGLE; --local avoids a second RPC about federations."""
@@ -244,11 +249,18 @@ class CommandClient:
         """Return the job; None where Slurm writes no JSON, or if this job's cannot be read. Raises as `_scontrol`."""
         if self._supports_json():
             try:
-                return job_in(self._scontrol("--local", "show", "job", job_id, "--json"), job_id)
+                found = job_in(self._scontrol("--local", "show", "job", job_id, "--json"), job_id)
             except NotJsonError:
                 self._json = False  # the serializer plugin is missing; the text has the same data
             except ValueError as err:
+                self._rejected.add(job_id)
+                self._json = len(self._rejected) < _MOST_REJECTED
                 log.info("Slurm: the JSON of job %s is rejected (%s); its text is read instead", job_id, err)
+                if not self._json:
+                    log.warning("Slurm: the JSON of %d jobs in a row is rejected; no more is asked for", _MOST_REJECTED)
+            else:
+                self._rejected.clear()
+                return found
         return None
 
     def _supports_json(self) -> bool:
