@@ -79,6 +79,37 @@ def test_money_of_opencost_is_split_as_time_is(folder: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.slow
+def test_time_by_a_pod_label_counts_each_job_once(tmp_path: Path) -> None:
+    """A job whose nodes differ in the label, one that has ended, and two clusters with a job of the same name."""
+    page = (ROOT / "docs" / "schedulers.md").read_text(encoding="utf-8")
+    query = re.search(r"# GPU-seconds of the last day by application\n(.*?)```", page, re.DOTALL)
+    assert query is not None
+    names, labels = "gpu_efficiency_job_paid_seconds_total", "gpu_efficiency_job_label_info"
+    series = {
+        names: ("n1 ml/job/a east 0+60x1440", "n2 ml/job/a east 0+60x1440", "n3 ml/job/a west 0+60x1440"),
+        labels: ("n1 ml/job/a east a-old", "n2 ml/job/a east a-new", "n3 ml/job/a west b", "n4 ml/job/c east c"),
+    }
+    rows = []
+    for name, found in series.items():
+        for instance, job_id, cluster, last in map(str.split, found):
+            more = f',key="app.kubernetes.io/part-of",value="{last}"' if name == labels else ""
+            of = f'{name}{{cluster="{cluster}",instance="{instance}",job_id="{job_id}"{more}}}'
+            rows.append({"series": of, "values": "1x600 stale" if last == "c" else "1x1440" if more else last})
+    rows.append({"series": f'{names}{{cluster="east",instance="n4",job_id="ml/job/c"}}', "values": "0+60x600 stale"})
+    hours = {"a": 48, "b": 24, "c": 10}
+    asked = {
+        "expr": f'round(label_replace({query[1]}, "value", "a", "value", "a-.*") / 3600)',
+        "eval_time": "1d",
+        "exp_samples": [{"labels": f'{{value="{value}"}}', "value": number} for value, number in hours.items()],
+    }
+    file = tmp_path / "labels.yaml"
+    file.write_text(yaml.safe_dump({"tests": [{"interval": "1m", "input_series": rows, "promql_expr_test": [asked]}]}))
+    words = ["promtool", "test", "rules", f"{file}"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_promtool_takes_kubernetes_but_for_its_discovery(folder: Path) -> None:
     """Debian's Prometheus has no discovery of Kubernetes."""
     found = example("kubernetes.yaml")
