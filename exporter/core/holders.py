@@ -54,22 +54,26 @@ def update_holders(gpu: Gpu, holders: tuple[Allocation, ...], ev: Evidence, *, a
     """Let the timers go on for the same holders, and for those that stay; begin anew for others.
 
     `since`: when this process began to observe. A spin goes on if a process of a holder that stays uses the SMs now.
+    What was done on the GPU so far is taken for the work of the holder that came first, and forgotten when it goes.
     """
     timers = gpu.timers
     before, now = ([allocation.owner.job_id for allocation in each] for each in (timers.holders, holders))
     if before == now:
         timers.update_holders(holders, gpu.criteria)
         return
+    worked = not all(gpu.saw_start(allocation, since) for allocation in holders)
     if gpu.credits:
         gpu.credits = {name: credit for name, credit in gpu.credits.items() if name in now}
     staying = set(before) & set(now)
     if staying:
         departed = bool(set(before) - staying)
         spins_on = not departed or (ev.kernel_runs and not staying.isdisjoint(jobs_that_compute(ev, timers.holders)))
+        began = min(allocation.start for allocation in timers.holders)
+        if any(each.start == began and each.owner.job_id not in staying for each in timers.holders):
+            timers.forget_past(worked=worked)
         timers.change_holders(holders, gpu.criteria, at=at, departed=departed, spins_on=spins_on)
         return
-    starts_observed = all(gpu.saw_start(allocation, since) for allocation in holders)
-    timers.begin_ownership(holders, gpu.criteria, at=at, worked=not starts_observed)
+    timers.begin_ownership(holders, gpu.criteria, at=at, worked=worked)
 
 
 def jobs_that_compute(ev: Evidence, holders: tuple[Allocation, ...]) -> frozenset[str]:

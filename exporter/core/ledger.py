@@ -293,10 +293,8 @@ class Gpu:
     holders: tuple[Allocation, ...] = ()
     bystanders: frozenset[str] = frozenset()
     """Of several holders, the job IDs of those without a part in a hang: their processes use no SMs."""
-    newcomers: frozenset[str] = frozenset()
-    """Of several holders of a zombie, the job IDs of those that have not held it for long enough to be one."""
-    state_beside: State = State.UNOBSERVED
-    """The state of bystanders while the GPU is hung, and of newcomers while it is a zombie."""
+    states_beside: dict[str, State] = field(default_factory=dict)
+    """By job ID, the state of bystanders while the GPU is hung, and of newcomers while it is a zombie."""
     held_clock: float | None = None
     """SM clock over the reference clock, when it was last read while the GPU worked."""
     worked_at: int = NEVER
@@ -319,8 +317,7 @@ class Gpu:
 
     def state_of(self, job_id: str) -> State:
         """The GPU's state, as far as it concerns one of its holders."""
-        beside = {State.HUNG: self.bystanders, State.ZOMBIE: self.newcomers}.get(self.state, ())
-        return self.state_beside if job_id in beside else self.state
+        return self.states_beside.get(job_id, self.state)
 
     def has_no_own_report(self, job_id: str, at: int) -> bool:
         """Whether no process of the job that uses this GPU has reported for a minute."""

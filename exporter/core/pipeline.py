@@ -401,10 +401,8 @@ def _post(ledger: Ledger, gpu: Gpu, ev: Evidence, intervals: Iterable[StateInter
             gpu.state, gpu.since = state, interval.start
             ledger.state_entries[state] += 1
         gpu.reason, gpu.holders = reason, interval.holders
-        gpu.bystanders, gpu.newcomers = _bystanders(ev, interval), interval.newcomers
-        if state is State.HUNG or interval.newcomers:
-            zombie = state is State.HUNG and interval.zombie
-            gpu.state_beside = classify(ev, replace(interval, hung=False, zombie=zombie, culprits=frozenset()))[0]
+        gpu.bystanders = _bystanders(ev, interval)
+        gpu.states_beside = _states_beside(gpu, ev, interval)
         ms = (interval.end - interval.start) // MS
         if state is State.UNOBSERVED:
             gpu.unobserved[reason] += ms * ev.device.weight
@@ -498,6 +496,15 @@ def _bystanders(ev: Evidence, interval: StateInterval) -> frozenset[str]:
     involved = interval.culprits or jobs_that_compute(ev, interval.holders)
     jobs = frozenset(allocation.owner.job_id for allocation in interval.holders)
     return jobs - involved if involved else frozenset()
+
+
+def _states_beside(gpu: Gpu, ev: Evidence, interval: StateInterval) -> dict[str, State]:
+    """By job ID, the state of bystanders while the GPU is hung, and of newcomers while it is a zombie."""
+    jobs = {State.HUNG: gpu.bystanders, State.ZOMBIE: interval.newcomers}.get(gpu.state)
+    if not jobs:
+        return {}
+    new = classify(ev, replace(interval, hung=False, zombie=False, culprits=frozenset()))[0]
+    return {job_id: State.ZOMBIE if interval.zombie and job_id not in interval.newcomers else new for job_id in jobs}
 
 
 def _span(

@@ -143,14 +143,19 @@ class GpuTimers:
         self.holders, self.unserved, self.own_hang = holders, False, 0
         self._set_limits(criteria)
         self.spin = self.quiet = self.leaked = 0
-        self.longest_spin = self.work_done = self.tensor_work = 0
-        self.excused_until = self.cpu_until = NEVER
-        self.hung = self.zombie = self.unowned = False
+        self.hung = self.zombie = self.unowned = self.proven = False
         self.worked_at = self.ran_at = at
         self.spin_since = self.celsius = self.bare_since = None
-        self.computed = self.proven = self.loaded = self.unloaded = self.looping = False
-        self.attempts = self.work_before = 0
         self.pcie_least = self.pcie_most = 0.0
+        self.forget_past(worked=worked)
+
+    def forget_past(self, *, worked: bool) -> None:
+        """Reset what the holders have done and reported, but not for how long they have idled or spun."""
+        self.longest_spin = self.work_done = self.tensor_work = 0
+        self.excused_until = self.cpu_until = NEVER
+        self.hung = self.hung and not self.looping
+        self.computed = self.loaded = self.unloaded = self.looping = False
+        self.attempts = self.work_before = 0
         self.verdict = NO_SIGNS
         self.startup_work = self.startup_seen = self.working_minutes = self.still_minutes = 0
         self.memory = self.memory_before = 0.0
@@ -182,9 +187,12 @@ class GpuTimers:
         if not spins_on:
             self.looping = False
             self.clear_spin()
-        self.quiet = min(self.quiet, at - min(allocation.start for allocation in holders))
+        held = at - min(allocation.start for allocation in holders)
+        idled_longer = self.quiet > held
+        self.quiet = min(self.quiet, held)
         self.update_holders(holders, criteria)
-        self.zombie = self.zombie and self.quiet >= self.window
+        if idled_longer:  # else some work since does not end a zombie
+            self.zombie = self.zombie and self.quiet >= self.window
 
     def update_criteria(self, criteria: Criteria) -> None:
         """Apply a new policy. Credits are kept, so a state can begin or end immediately."""

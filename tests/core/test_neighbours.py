@@ -100,3 +100,85 @@ def test_a_crash_loop_leaves_with_a_neighbour_and_a_server_s_silence_too() -> No
     assert (timers.hung, timers.looping, timers.unserved) == (True, True, True)
     gpu.go(10, RESTING, a=0.0, b=0.0)
     assert (timers.hung, timers.looping, timers.unserved) == (False, False, False)
+
+
+INTEGER: dict[str, Any] = RESTING | {
+    "gr_engine_active": 1.0, "sm_active": 0.6, "dram_active": 0.001, "power_watts": 500.0, "gpu_utilization": 1.0,
+}  # fmt: skip
+"""Kernels of integer work, which only the power shows."""
+
+
+def test_who_is_left_is_not_judged_by_what_the_first_one_did() -> None:
+    """`a` used the tensor cores, so that such kernels of its own would be a spin."""
+    gpu = Shared()
+    gpu.go(170, WORKING, a=1.0)
+    gpu.go(60, INTEGER, a=0.5, b=0.5)
+    gpu.go(900, INTEGER, b=0.9)
+    assert gpu.states() == {"b": State.ACTIVE}
+    assert gpu.lost("b", "hung") == 0.0
+
+
+def test_who_is_left_starts_up_after_the_first_one_worked() -> None:
+    gpu = Shared()
+    gpu.go(10, RESTING, a=0.0, b=0.0)
+    gpu.go(100, RESTING, b=0.0)
+    assert gpu.lost("b", "startup") == 100.0
+
+
+def test_who_is_left_idles_no_longer_for_what_the_first_one_did() -> None:
+    """`a` worked for long enough to idle for an hour; `b` for 24 s, which count as idle from 200 s each on."""
+    gpu = Shared()
+    gpu.go(270, WORKING, a=1.0)
+    gpu.go(30, RESTING, a=0.0, b=0.0)
+    gpu.go(30, WORKING, b=1.0)
+    gpu.go(1800, RESTING, b=0.0)
+    assert gpu.states() == {"b": State.STALLED}
+    gpu.go(100, RESTING, b=0.0)
+    assert gpu.states() == {"b": State.ZOMBIE}
+
+
+def test_a_neighbour_that_comes_and_goes_takes_nothing_from_the_first_one() -> None:
+    """`a` has worked for long enough to idle for an hour, and has no second start-up."""
+    gpu = Shared()
+    gpu.go(300, WORKING, a=1.0)
+    startup = gpu.lost("a", "startup")
+    gpu.go(10, RESTING, a=0.0, b=0.0)
+    gpu.go(3000, RESTING, a=0.0)
+    assert (gpu.states(), gpu.lost("a", "startup")) == ({"a": State.STALLED}, startup)
+
+
+def test_of_two_that_came_at_once_none_inherits_what_the_other_did() -> None:
+    gpu = Shared()
+    gpu.starts = {"a": gpu.at, "b": gpu.at}
+    gpu.go(200, WORKING, a=0.5, b=0.5)
+    gpu.go(10, RESTING, b=0.0)
+    assert gpu.lost("b", "startup") == 10.0
+
+
+def test_a_crash_loop_leaves_with_the_first_one_although_the_other_computes() -> None:
+    gpu = Shared()
+    gpu.go(10, WORKING, a=0.5, b=0.5)
+    timers = gpu.ledger.gpus["GPU-0"].timers
+    timers.hung = timers.looping = True
+    gpu.go(10, WORKING, b=0.5)
+    assert (timers.hung, timers.looping) == (False, False)
+
+
+def test_a_newcomer_beside_a_hang_is_no_zombie_before_its_time() -> None:
+    gpu = Shared()
+    gpu.go(2400, SPINNING, a=1.0)
+    gpu.go(1500, SPINNING, a=1.0, b=0.0)
+    assert gpu.states() == {"a": State.HUNG, "b": State.ACTIVE}
+    gpu.go(400, SPINNING, a=1.0, b=0.0, c=0.0)
+    assert gpu.states() == {"a": State.HUNG, "b": State.ZOMBIE, "c": State.ACTIVE}
+
+
+def test_work_that_ends_no_zombie_ends_none_when_a_neighbour_comes_either() -> None:
+    """A second of work, of some ten that end a zombie."""
+    gpu = Shared()
+    gpu.go(2000, RESTING, a=0.0)
+    little = {name: 0.1 * value for name, value in WORKING.items() if name.endswith("_active")}
+    gpu.go(10, WORKING | little, a=0.1)
+    assert gpu.states() == {"a": State.ZOMBIE}
+    gpu.go(10, RESTING, a=0.0, b=0.0)
+    assert gpu.states() == {"a": State.ZOMBIE, "b": State.STALLED}
