@@ -69,7 +69,7 @@ class PeakDemand(Struct, eq=False):
     fitting: MigSlice | None = None
     unneeded: int = 0
     """GPU-nanoseconds beyond the slice, since it was determined."""
-    until: int = 0
+    until: int = NEVER
     """Up to when it was seen."""
 
     def add_interval(self, ev: Evidence, start: int, end: int, *, owner: Owner, policy: Policy) -> None:
