@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from exporter.core.exposition import render
 from exporter.core.leaks import LEAK_NAMES
 from exporter.core.ledger import Ledger, mig_slices
-from exporter.core.model import Owner, Spec
+from exporter.core.model import Observation, Owner, Spec
 from exporter.core.pipeline import advance
 from exporter.core.snapshot import DaemonMetadata, JobView, take_snapshot
 from exporter.specs import find_spec
@@ -142,6 +142,15 @@ def test_replicas_are_also_measured_if_the_job_began_as_one_of_two_gpus(group: s
     advance(ledger, seen(3700, reading(61, 3700, SMALL)))
     view = take_snapshot(ledger, DaemonMetadata()).jobs[0]
     assert (view.smallest_slice.profile if view.smallest_slice else None) == profile
+
+
+def test_time_before_zero_counts() -> None:
+    """A simulation that begins in the past, as the drills do, has such times."""
+    ledger = Ledger()
+    begin = Observation(-3600 * S, 0, devices=(device(spec=BOARD),), allocations=(held(start=-3600),))
+    advance(ledger, begin)
+    advance(ledger, seen(0, reading(-3600, 0, SMALL)))
+    assert _profile(take_snapshot(ledger, DaemonMetadata()).jobs[0]) == "1g.10gb"
 
 
 def test_replicas_of_two_gpus_do_not_count_beside_those_of_one() -> None:
