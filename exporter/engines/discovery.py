@@ -5,8 +5,9 @@ job listens. Opens no connection.
 """
 
 import re
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from ipaddress import IPv4Address, IPv6Address
 from math import prod
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -83,10 +84,13 @@ def read_process_tree(proc: Path) -> ProcessTree:
 
 
 def command_line(proc: Path, pid: int) -> str:
-    """Return the command line with a space for each NUL and line feed; empty if it cannot be read."""
+    """Return the command line with a space for each NUL; empty if it cannot be read.
+
+    A line feed becomes a semicolon, which ends a command in a shell's script likewise.
+    """
     try:
         raw = read_bytes(proc / str(pid) / "cmdline", _COMMAND_BYTES)
-        return raw.decode(errors="replace").replace("\0", " ").replace("\n", " ").strip()
+        return raw.decode(errors="replace").replace("\0", " ").replace("\n", " ; ").strip()
     except OSError:
         return ""
 
@@ -149,12 +153,7 @@ class EngineDiscovery:
         jobs = sorted({process.job_id for process in serving})
         results = [self._discover_job(job, [g for g in processes if g.job_id == job], members) for job in jobs]
         configured = tuple(self._configured_endpoints(processes))
-        endpoints = tuple(
-            found
-            for result in results
-            for found in result.endpoints
-            if not any(self._leads_to(target, found) for target in configured)
-        )
+        endpoints = self._not_configured([found for result in results for found in result.endpoints], configured)
         configured_jobs = {target.placement.job_id for target in configured}
         return DiscoveredEngines(
             configured + endpoints,
@@ -162,24 +161,38 @@ class EngineDiscovery:
             tuple(job for result in results for job in result.unreachable if job[0] not in configured_jobs),
         )
 
-    def _leads_to(self, configured: MetricsEndpoint, found: MetricsEndpoint) -> bool:
-        """Return whether the operator's address is, as far as can be known, another one of a server that was found.
+    def _not_configured(
+        self, found: Sequence[MetricsEndpoint], configured: Sequence[MetricsEndpoint]
+    ) -> tuple[MetricsEndpoint, ...]:
+        """Return the servers that were found, without those that the operator's addresses, as far as known, lead to.
 
-        Within a job only another machine's address is not. Names are not resolved: that may take long, and the address
-        of a Kubernetes Service is none of the pod's.
+        Names are not resolved: that may take long, and the address of a Kubernetes Service is none of the pod's. They
+        stand for all servers of their job and port, unless there are more servers than names: which is which is not
+        known then, and none must be missed.
         """
-        asked, known = urlsplit(configured.base), urlsplit(found.base)
-        if (asked.port or _DEFAULT_PORTS[asked.scheme]) != known.port:
+        others = [target for target in configured if not any(self._is_at(target, server) for server in found)]
+        rest = [server for server in found if not any(self._is_at(target, server) for target in configured)]
+        servers = Counter(place for place, _ in {(_job_and_port(server), server.pid) for server in rest})
+        return tuple(
+            server
+            for server in rest
+            if sum(self._may_lead_to(target, server) for target in others) < servers[_job_and_port(server)]
+        )
+
+    def _is_at(self, configured: MetricsEndpoint, found: MetricsEndpoint) -> bool:
+        """Return whether the operator's address is one of the server's; within its job, of its network namespace."""
+        address, server = _address(configured), _address(found)
+        if address is None or server is None or _job_and_port(configured)[1] != _job_and_port(found)[1]:
             return False
-        address, server = plain_address(asked.hostname or ""), plain_address(known.hostname or "")
-        if address is not None and server is not None:
-            if address == server or (address.is_loopback and server.is_loopback):
-                return True
-            folders = self._own, self._proc / str(found.pid)
-            owned = {plain_address(host.strip("[]")) for folder in folders for host in addresses(folder)}
-            if not (address.is_loopback or address.is_unspecified or address in owned):
-                return False
-        return configured.placement.job_id == found.placement.job_id
+        if address == server or (address.is_loopback and server.is_loopback):
+            return True
+        return configured.placement.job_id == found.placement.job_id and address in _owned(self._proc / str(found.pid))
+
+    def _may_lead_to(self, configured: MetricsEndpoint, found: MetricsEndpoint) -> bool:
+        """Return whether the operator's address may lead to the server: a name, or an address of this machine."""
+        address = _address(configured)
+        here = address is None or address.is_loopback or address.is_unspecified or address in _owned(self._own)
+        return here and _job_and_port(configured) == _job_and_port(found)
 
     def _serving_processes(self, processes: Sequence[WorkloadProcess]) -> list[WorkloadProcess]:
         return [
@@ -288,6 +301,21 @@ def _gpus_of_page(engine: Engine, commands: str) -> int:
 
 
 _DEFAULT_PORTS = {"http": 80, "https": 443}
+
+
+def _owned(folder: Path) -> set[IPv4Address | IPv6Address | None]:
+    """Return the addresses of a process's network namespace."""
+    return {plain_address(host.strip("[]")) for host in addresses(folder)}
+
+
+def _address(endpoint: MetricsEndpoint) -> IPv4Address | IPv6Address | None:
+    """Return the IP address in the URL; None if it has a name."""
+    return plain_address(urlsplit(endpoint.base).hostname or "")
+
+
+def _job_and_port(endpoint: MetricsEndpoint) -> tuple[str, int]:
+    parts = urlsplit(endpoint.base)
+    return endpoint.placement.job_id, parts.port or _DEFAULT_PORTS[parts.scheme]
 
 
 def _check_url(index: int, url: str) -> str:

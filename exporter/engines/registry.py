@@ -1,5 +1,8 @@
 """Loads the engines listed in `exporter.registry`, and identifies the engine of a metrics page or command line."""
 
+import re
+from itertools import pairwise
+
 from exporter import registry
 from exporter.engines.base import Engine, EngineMetrics, ScrapeFailure
 from exporter.engines.page import MetricsPage
@@ -18,17 +21,24 @@ def engine_of_command(command: str) -> Engine | None:
 
 
 def lines_of_server(commands: str) -> str:
-    """Return a process's own command line and those of its ancestors that start no other engine beside it.
+    """Return a process's own command line and those of its ancestors that start no other server beside it.
 
     The options in a shell's script for several servers are not this one's.
     """
     own, *ancestors = commands.split("\n")
-    return "\n".join([own, *(line for line in ancestors if len(_starts(line)) <= 1)])
+    return "\n".join([own, *(line for line in ancestors if _servers(line) <= 1)])
 
 
-def _starts(line: str) -> set[int]:
-    """Return where in the line an engine is named; one that runs another is named at the same place."""
-    return {match.start() for engine in ENGINES for match in engine.command.finditer(line)}
+_RUNS = re.compile(r"(?:\s+(?:\S*/)?python[\d.]*(?:\s+-m)?)?(?:\s+/\S*)?")
+"""Between a launcher's name and that of the server which it runs."""
+_PRINTED = re.compile(r"(?:^|[\s;&|])(?:echo|printf)\s[^;&|]*$")
+
+
+def _servers(line: str) -> int:
+    """Return how many servers a line starts: engines that it names, without those that only run the next, or print."""
+    ends = {match.start(): match.end() for engine in ENGINES for match in engine.command.finditer(line)}
+    starts = sorted(start for start in ends if not _PRINTED.search(line[:start]))
+    return len(starts) - sum(_RUNS.fullmatch(line, ends[one], two) is not None for one, two in pairwise(starts))
 
 
 def read_metrics(page: MetricsPage, command: str) -> EngineMetrics:

@@ -129,6 +129,36 @@ def test_a_pod_is_scraped_once_too(proc: Proc, url: str) -> None:
     assert found == [url]
 
 
+A, B = "http://10.0.1.5:8000", "http://10.0.1.6:8000"
+ONE, TWO = "http://replica-0.svc:8000/metrics", "http://replica-1.svc:8000/metrics"
+
+
+@pytest.mark.parametrize(
+    ("urls", "beside"),
+    [
+        ([ONE], [A, B]),
+        (["http://127.0.0.1:8000/metrics"], [A, B]),
+        (["http://192.0.2.7:8000/metrics"], [A, B]),
+        ([ONE, TWO], []),
+        ([f"{A}/metrics"], [B]),
+        ([f"{A}/metrics", ONE], []),
+        (["http://10.244.3.6:8000/metrics"], [A]),
+    ],
+)
+def test_one_name_does_not_hide_the_other_replicas_of_its_job(proc: Proc, urls: list[str], beside: list[str]) -> None:
+    """Which replica a name leads to is not known: all are scraped unless there are as many names as replicas."""
+    proc.process(10, SERVER, network=POD, listens=ANY, addresses=("10.0.1.5",))
+    proc.process(11, SERVER, network="net:[3]", listens=[("10.0.1.6", 8000)], addresses=("10.0.1.6", "10.244.3.6"))
+    assert bases(proc.find(10, 11, endpoints=urls)) == [*urls, *beside]
+
+
+def test_the_address_of_one_server_leads_to_no_other_of_its_job(proc: Proc) -> None:
+    proc.process(10, SERVER, listens=ANY)
+    proc.process(11, SERVER, network=POD, listens=ANY, addresses=("10.0.1.5",))
+    url = "http://192.0.2.7:8000/metrics"
+    assert bases(proc.find(10, 11, endpoints=[url])) == [url, A]
+
+
 def test_a_pod_with_several_interfaces_is_asked_at_each(proc: Proc) -> None:
     """One of them may be for RDMA alone; the kernel lists addresses by number."""
     proc.process(10, SERVER, network=POD, listens=ANY, addresses=("10.0.1.5", "10.244.3.7", "fd00::7"))
@@ -152,6 +182,7 @@ def test_a_socket_of_ipv6_may_serve_no_ipv4(proc: Proc, network: str, wanted: li
     assert bases(proc.find(10)) == wanted
 
 
+LLMAPI = "trtllm-serve m"
 SCRIPT = "bash -c set -e\nvllm serve A --max-num-seqs 64 -tp 1 &\nvllm serve B --max-num-seqs 256 -tp 4 -dp 8 &\nwait"
 
 
@@ -165,6 +196,13 @@ SCRIPT = "bash -c set -e\nvllm serve A --max-num-seqs 64 -tp 1 &\nvllm serve B -
         ("VLLM::APIServer", "bash -c vllm serve m -tp 4", 4),
         ("python3 -m dynamo.vllm -tp 2", "srun python3 -m dynamo.vllm -tp 4 -dp 2", 4),
         ("python3 -m sglang.launch_server --tp 2", SCRIPT, 2),
+        (LLMAPI, f"mpirun -n 8 trtllm-llmapi-launch {LLMAPI} --tp_size 8", 8),
+        (LLMAPI, f"srun trtllm-llmapi-launch /usr/bin/{LLMAPI} --tp_size 8", 8),
+        (LLMAPI, f"trtllm-llmapi-launch python3 /usr/bin/{LLMAPI} --tp_size 8", 8),
+        (LLMAPI, f"bash -c trtllm-llmapi-launch {LLMAPI} --tp_size 8 &\n{LLMAPI} --tp_size 4", 1),
+        (SERVER, "bash -c echo starting vllm serve; exec vllm serve m -tp 4", 4),
+        (SERVER, "bash -c echo starting vllm serve m\nexec vllm serve m -tp 4", 4),
+        (SERVER, "bash -c echo starting\nvllm serve A -tp 4 &\nvllm serve B -tp 8", 1),
     ],
 )
 def test_the_options_of_a_server_are_not_those_of_another_that_the_same_script_starts(
