@@ -120,6 +120,7 @@ def evaluate(
     held_clock: float | None = None,
     tensor_job: bool = False,
     driver_lags: bool = False,
+    shared: bool = False,
 ) -> Evidence:
     """Validate one reading. Never raises on any float; `distrust` gives the reason a reading is unusable, as one word.
 
@@ -127,6 +128,7 @@ def evaluate(
     job is known to use the tensor cores, so that power without any tensor, DRAM, FP or integer activity is none either.
     `held_clock`: the last known clock over the reference clock, for a reading whose clock was read at rest.
     `driver_lags`: the GPU worked until a moment ago, so that the driver's utilization may still be of that time.
+    `shared`: several jobs hold the GPU, of which one may use a video engine while a kernel of another spins.
     """
     ev = Evidence(reading, device, reading.distrust, device.condition)
     if ev.distrust:
@@ -148,6 +150,9 @@ def evaluate(
     _pools(ev, valid, policy, held_clock)
     _energy_and_rates(ev, valid)
     _work_or_spin(ev, policy, profiled=engine is not None, power_usable=not power_smoothed, tensor_job=tensor_job)
+    # A job's kernel may wait for its own video engine. Of several jobs nobody knows whose engine works.
+    if ev.spin != NO_SPIN and _video_utilization(valid) >= policy.stalled_engine:
+        ev.spin, ev.suspect_only = ev.spin if shared else NO_SPIN, shared
     _work_beside_kernels(ev, valid)
     return ev
 
@@ -300,11 +305,9 @@ def _work_or_spin(ev: Evidence, policy: Policy, *, profiled: bool, power_usable:
     """Set effective work, and whether the reading looks like a kernel that only polls (accounting, section 5)."""
     tensor, dram = ev.tensor, ev.dram
     power_usable = power_usable and not tensor_job
-    codes = _video_utilization(ev.reading) >= policy.stalled_engine
     if not profiled and tensor is dram is None:
         ev.work = PPM - ev.wait
-        if not codes:
-            _suspect_spin(ev, policy, power_usable=power_usable)
+        _suspect_spin(ev, policy, power_usable=power_usable)
         return
     if (tensor or 0.0) >= policy.working_tensor or (dram or 0.0) >= policy.working_dram or tensor is dram is None:
         ev.work = PPM - ev.wait
@@ -315,7 +318,7 @@ def _work_or_spin(ev: Evidence, policy: Policy, *, profiled: bool, power_usable:
     draws = power_usable and ev.kernel_runs and _power_is_conclusive(ev) and not _power_near_idle(ev, fp, policy)
     if computes or draws:
         ev.work = PPM - ev.wait
-    elif profiled and tensor is not None and not codes:
+    elif profiled and tensor is not None:
         if ev.engine >= policy.spin_engine:
             _check_spin(ev, fp, policy, power_usable=power_usable)
         elif tensor_job and ev.kernel_runs and fp is not None and dram is not None:

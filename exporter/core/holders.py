@@ -42,12 +42,16 @@ def owner_unknown(holders: tuple[Allocation, ...]) -> bool:
     return len(holders) == 1 and holders[0].owner.job_id == UNKNOWN_JOB
 
 
-def last_known(gpu: Gpu, holders: tuple[Allocation, ...]) -> tuple[Allocation, ...]:
+def last_known(gpu: Gpu, holders: tuple[Allocation, ...], ev: Evidence) -> tuple[Allocation, ...]:
     """The holders; while they are unknown, those before: a scheduler that does not answer ends no hang and no zombie.
 
-    If others hold the GPU by then, the timers begin anew when these are known.
+    If others hold the GPU by then, the timers begin anew when these are known, or when only other processes are left.
     """
-    return gpu.timers.holders or holders if owner_unknown(holders) else holders
+    before = gpu.timers.holders
+    if not before or not owner_unknown(holders):
+        return holders
+    pids = {process.pid for process in ev.reading.processes or ()}
+    return holders if pids and pids.isdisjoint(gpu.timers.pids) else before
 
 
 def update_holders(gpu: Gpu, holders: tuple[Allocation, ...], ev: Evidence, *, at: int, since: int) -> None:

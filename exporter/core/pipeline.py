@@ -207,6 +207,7 @@ def _evaluate_reading(ledger: Ledger, gpu: Gpu, reading: Reading) -> Evidence:
         held_clock=gpu.held_clock,
         tensor_job=gpu.timers.tensor_work >= TENSOR_JOB,
         driver_lags=reading.end - gpu.worked_at <= UTILIZATION_LAG,
+        shared=len(gpu.timers.holders) > 1,
     )
     if not ev.distrust and ev.engine > 0.0:
         gpu.worked_at = reading.end
@@ -235,14 +236,16 @@ def _split_reading(ledger: Ledger, gpu: Gpu, ev: Evidence, activity: Activity) -
             skip_unobserved(gpu.timers, end - start)
             intervals.append(StateInterval(start, end, holders or (), owner_known=holders is not None))
             continue
-        known = last_known(gpu, holders)
+        known = last_known(gpu, holders, ev)
         if known is not gpu.timers.holders:
             update_holders(gpu, known, ev, at=start, since=ledger.watched_since)
         update_activity(gpu.timers, ev, start, end, gpu.criteria)
+        computing = jobs_that_compute(ev, known)
+        gpu.timers.update_last_ran(ev, computing, end)
         if ev.spin != NO_SPIN and holders and not gpu.timers.polls:
             _set_hang_window(ledger, gpu, activity, start, end)
         # Of several holders, nobody can be called hung while it is unknown whose kernel spins.
-        spinner_unknown = len(known) > 1 and not jobs_that_compute(ev, known)
+        spinner_unknown = len(known) > 1 and not computing
         ev.suspect_only = suspect_only or spinner_unknown
         parts = split_at_changes(gpu.timers, ev, start, end, holders=holders, criteria=gpu.criteria)
         for part in parts if spinner_unknown or known is not holders else ():
@@ -317,7 +320,7 @@ def _hang_windows_of_job(gpu: Gpu, gpus: list[Gpu], activity: Activity, owner: O
     begun = any(BEGINNING not in each.flags for each in timers)
     since = _spin_since(gpu, start)
     others = [
-        _spin_since(each, start) if alone else each.timers.ran_at
+        _spin_since(each, start) if alone else each.timers.last_ran.get(owner.job_id, NEVER)
         for each in gpus
         if alone or each.device.uuid not in busy
     ]

@@ -65,8 +65,6 @@ def update_activity(timers: GpuTimers, ev: Evidence, start: int, end: int, crite
         timers.pcie_least = timers.pcie_most = 0.0
     if ev.spin == SPIN_IF_FLAT:
         ev.spin = _spin_if_flat(timers, ev)
-    if ev.kernel_runs and ev.spin == NO_SPIN:
-        timers.ran_at = end
 
 
 def _spin_if_flat(timers: GpuTimers, ev: Evidence) -> int:

@@ -5,7 +5,7 @@ millisecond its credit is full. A credit is linear in time, so the result does n
 readings.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import compress
 from math import sqrt
 
@@ -53,8 +53,8 @@ class GpuTimers:
     unowned: bool = False
     worked_at: int = 0
     """When the GPU last did effective work, or was allocated to its holders."""
-    ran_at: int = NEVER
-    """When a kernel last ran that did not spin, or when the GPU was allocated to its holders."""
+    last_ran: dict[str, int] = field(default_factory=dict)
+    """By the job ID of its holders, when a kernel last ran that did not spin, or when the GPU was allocated to it."""
     spin_since: int | None = None
     proven: bool = False
     """The job's own collectives prove that the current spin is a hang."""
@@ -144,7 +144,8 @@ class GpuTimers:
         self._set_limits(criteria)
         self.spin = self.quiet = self.leaked = 0
         self.hung = self.zombie = self.unowned = self.proven = False
-        self.worked_at = self.ran_at = at
+        self.worked_at = at
+        self.last_ran = {allocation.owner.job_id: at for allocation in holders}
         self.spin_since = self.celsius = self.bare_since = None
         self.pcie_least = self.pcie_most = 0.0
         self.forget_past(worked=worked)
@@ -187,6 +188,7 @@ class GpuTimers:
         if not spins_on:
             self.looping = False
             self.clear_spin()
+        self.last_ran = {each.owner.job_id: self.last_ran.get(each.owner.job_id, at) for each in holders}
         held = at - min(allocation.start for allocation in holders)
         idled_longer = self.quiet > held
         self.quiet = min(self.quiet, held)
@@ -287,6 +289,11 @@ class GpuTimers:
             self.hung = self.looping = True
             self.hangs += 1
             self.to_hang += at - self.failing_since
+
+    def update_last_ran(self, ev: Evidence, jobs: frozenset[str], end: int) -> None:
+        """Note that kernels ran until `end` that did not spin: those of `jobs`, of any holder if there are none."""
+        if ev.kernel_runs and ev.spin == NO_SPIN:
+            self.last_ran |= dict.fromkeys(jobs or self.last_ran, end)
 
     def update_saving(self, ev: Evidence, policy: Policy) -> None:
         """Notice that state is copied to the host; the wait from then until kernels run again is for the same save."""

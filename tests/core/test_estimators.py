@@ -244,6 +244,15 @@ def test_a_kernel_that_spins_beside_a_video_engine_that_works_is_no_hang(counter
         assert take_snapshot(ledger, DaemonMetadata()).gpus[0].hang_suspected is suspected
 
 
+@pytest.mark.parametrize("counters", [SPINNING, {"gpu_utilization": 1.0, "power_watts": 130.0}])
+def test_of_several_jobs_one_s_video_engine_hides_no_spin_of_another_but_none_is_proven(counters: Signals) -> None:
+    video = counters | {"decoder_utilization": 0.05, "enforced_power_limit_watts": 700.0}
+    ledger = board_of_two({"41": 1.0, "42": 0.0}, 7200, video)
+    assert state(ledger)[0] is State.ACTIVE
+    jobs = {job.owner.job_id: job.suspected for job in take_snapshot(ledger, DaemonMetadata()).jobs}
+    assert jobs == {"41": 1, "42": 0}
+
+
 def test_a_server_with_requests_that_produces_no_token_hangs() -> None:
     """Requests wait: its spin is no polling for them. A token, and it polls again."""
     ledger = Ledger()
@@ -339,6 +348,27 @@ def test_the_neighbour_of_a_culprit_is_none() -> None:
     assert lost(ledger, "hung", "GPU-1") == 900.0
     jobs = {job.owner.job_id: dict(job.states) for job in take_snapshot(ledger, DaemonMetadata()).jobs}
     assert jobs == {"41": {State.HUNG: 2}, "42": {State.STALLED: 1}}
+
+
+@pytest.mark.parametrize(("uses", "hung_at"), [
+    ({"41": 0.0, "42": 0.9}, 1860.0), ({"41": 0.1, "42": 0.8}, 2460.0), ({"41": None, "42": 0.9}, 2460.0),
+])  # fmt: skip
+def test_kernels_of_a_neighbour_on_another_gpu_do_not_excuse_a_spin(
+    uses: dict[str, float | None], hung_at: float
+) -> None:
+    """Job 41 spins on GPU-0 from 60 s on, and has GPU-1 together with job 42.
+
+    Until 660 s kernels run there now and then: of job 42 alone, of both, or nobody knows of whom.
+    """
+    ledger = Ledger()
+    two = [held(gpus=2), held("GPU-1", gpus=2), held("GPU-1", Owner("42"))]
+    advance(ledger, first([device(), device("GPU-1", "1")], two))
+    advance(ledger, seen(60, reading(0, 60), reading(0, 60, uuid="GPU-1")))
+    for at in range(60, 2700, 20):
+        runs = at < 660 and at % 200 == 40
+        beside = processes_of(WORKING if runs else RESTING, uses if runs else {"41": 0.0, "42": 0.0})
+        advance(ledger, seen(at + 20, reading(at, at + 20, SPINNING), reading(at, at + 20, beside, "GPU-1")))
+    assert state(ledger) == (State.HUNG, "spinning", hung_at)
 
 
 # -- zombies --

@@ -6,7 +6,7 @@ import pytest
 
 from exporter.core.leaks import LEAK_NAMES
 from exporter.core.ledger import Ledger
-from exporter.core.model import Owner, State
+from exporter.core.model import Owner, Process, State
 from exporter.core.pipeline import advance
 from tests.core.test_states import Signals, lost, state
 from tests.core.test_told import said
@@ -87,6 +87,33 @@ def test_another_job_that_is_there_after_the_outage_begins_anew() -> None:
     other = tuple(held(f"GPU-{n}", Owner("43"), start=1100.0) for n in range(3))
     node.go(10, SPINNING, SPINNING, WORKING, allocations=other)
     assert (node.states()[0], node.holders()) == (State.ACTIVE, {"43"})
+
+
+INTEGER: Signals = SPINNING | {"sm_active": 0.6, "power_watts": 500.0}
+"""Kernels of integer work, which only the power shows: of a job that has used the tensor cores they would be a spin."""
+OTHERS = (Process(4343, 1 << 30),)
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_other_processes_that_are_there_while_owners_are_unknown_are_another_job(*, ends: bool) -> None:
+    """Job 41 ends unseen, and somebody else computes; its own processes would hang."""
+    node = Outage()
+    node.go(300, WORKING, WORKING, WORKING)
+    node.go(120, RESTING, RESTING, WORKING, answers=False)
+    node.go(2000, INTEGER | {"processes": OTHERS if ends else SOMEBODY}, RESTING, WORKING, answers=False)
+    assert node.states()[0] is (State.ACTIVE if ends else State.HUNG)
+    unknown = node.ledger.jobs["unknown"].book.parts
+    assert unknown[LEAK_NAMES.index("failure_recovery")] == 0
+    assert (unknown[LEAK_NAMES.index("startup")] > 0) is ends
+
+
+def test_other_processes_after_a_zombie_are_none() -> None:
+    node = Outage()
+    node.go(30, WORKING, WORKING, WORKING)
+    node.go(2000, RESTING, RESTING, WORKING)
+    node.go(100, RESTING, RESTING, WORKING, answers=False)
+    node.go(100, RESTING | {"processes": OTHERS}, RESTING, WORKING, answers=False)
+    assert node.states()[:2] == [State.STALLED, State.ZOMBIE]
 
 
 def test_the_unknown_job_may_be_several_that_do_not_wait_for_each_other() -> None:
