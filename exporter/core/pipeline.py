@@ -34,7 +34,7 @@ from exporter.core.model import (
 )
 from exporter.core.pipes import NONE, TENSOR, pools_of
 from exporter.core.policy import Policy
-from exporter.core.reports import apply_collectives, apply_host_usage, apply_report, apply_serving
+from exporter.core.reports import apply_collectives, apply_host_usage, apply_reports, apply_serving
 from exporter.core.states import StateInterval, classify, skip_unobserved, split_at_changes, update_activity
 from exporter.core.timers import BEGINNING, saves
 from exporter.core.workload import (
@@ -87,8 +87,7 @@ def _apply_inputs(ledger: Ledger, observation: Observation) -> list[GpuIntervals
     if observation.allocations is not None:
         ledger.set_allocations(observation.allocations)
     closed = [] if observation.devices is None else _update_inventory(ledger, observation, observation.devices)
-    for report in observation.reports:
-        apply_report(ledger, report, observation.at)
+    apply_reports(ledger, observation.reports, observation.at)
     for serving in observation.serving:
         apply_serving(ledger, serving, observation.at)
     for usage in observation.hosts:

@@ -176,11 +176,14 @@ class TrainingProgress(TrainingTotals, eq=False, kw_only=True):
         rank = self.ranks.get(report.rank)
         return rank is not None and report.start < rank.end and report.uuids == rank.uuids
 
-    def other_users(self, report: TrainingReport) -> Counter[str]:
-        """Number of other processes that use a GPU, by UUID; without those that had been silent for a minute."""
+    def other_users(self, report: TrainingReport, latest: dict[str, TrainingReport]) -> Counter[str]:
+        """Number of other processes that use a GPU, by UUID; without those that had been silent for a minute.
+
+        `latest`: by rank, the reports that are about to be added.
+        """
         return Counter(
             uuid
-            for name, rank in self.ranks.items()
+            for name, rank in (self.ranks | latest).items()
             if name != report.rank and report.start - rank.end <= _SILENT_AFTER
             for uuid in rank.uuids
         )

@@ -21,8 +21,20 @@ from exporter.core.workload import (
 )
 
 
-def apply_report(ledger: Ledger, report: TrainingReport, at: int) -> None:
-    """Apply a training report, or count it as refused if it is not credible. Time is booked up to `at`."""
+def apply_reports(ledger: Ledger, reports: Sequence[TrainingReport], at: int) -> None:
+    """Apply training reports; each that is not credible is counted as refused. Time is booked up to `at`.
+
+    Which GPUs the processes use is taken from all of them before the first is applied: it decides on which it counts.
+    """
+    ranks: dict[str, dict[str, TrainingReport]] = {}
+    for report in reports:
+        ranks.setdefault(report.job_id, {})[report.rank] = report
+    for report in reports:
+        _apply_report(ledger, report, at, ranks[report.job_id])
+
+
+def _apply_report(ledger: Ledger, report: TrainingReport, at: int, ranks: dict[str, TrainingReport]) -> None:
+    """`ranks`: the job's reports of the same observation, by rank."""
     job_gpus = _gpus_of_job(ledger, report.job_id, (), report.start)
     own = [gpu for gpu in job_gpus if gpu.device.uuid in report.uuids]
     job = _reporting_job(ledger, report.job_id, job_gpus if own or not report.uuids else [])
@@ -40,7 +52,7 @@ def apply_report(ledger: Ledger, report: TrainingReport, at: int) -> None:
     progress = job.progress
     if report.run:
         progress.set_run(_training_run(ledger, job, progress, report.run), report.run)
-    own, share = _gpus_worked_on(report, own, progress)
+    own, share = _gpus_worked_on(report, own, progress, ranks)
     others = len(job_gpus) if report.each else max(0, gpus - len(own))
     # The leader's report covers GPUs without one of their own, as when rank 0 reports for the whole job.
     silent = [gpu for gpu in job_gpus if gpu not in own and gpu.has_no_own_report(report.job_id, at)]
@@ -66,7 +78,9 @@ def apply_report(ledger: Ledger, report: TrainingReport, at: int) -> None:
         )
 
 
-def _gpus_worked_on(report: TrainingReport, own: list[Gpu], progress: TrainingProgress) -> tuple[list[Gpu], float]:
+def _gpus_worked_on(
+    report: TrainingReport, own: list[Gpu], progress: TrainingProgress, ranks: dict[str, TrainingReport]
+) -> tuple[list[Gpu], float]:
     """Of its GPUs those that the process works on, and what part of each of them is its own.
 
     Many programs create a context on the first GPU too, or on all. Of more GPUs than the figures are of, those count
@@ -74,7 +88,7 @@ def _gpus_worked_on(report: TrainingReport, own: list[Gpu], progress: TrainingPr
     """
     if report.each or not 0 < report.gpus < len(own):
         return own, 1.0
-    users = progress.other_users(report)
+    users = progress.other_users(report, ranks)
     most = sorted(users[gpu.device.uuid] for gpu in own)[report.gpus - 1]
     chosen = [gpu for gpu in own if users[gpu.device.uuid] <= most]
     return chosen, report.gpus / len(chosen) if most else 1.0
