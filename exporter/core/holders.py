@@ -6,7 +6,7 @@ from itertools import compress
 from exporter.core.attribution import OwnedInterval, attribute, sm_use_by_holder
 from exporter.core.evidence import Evidence
 from exporter.core.ledger import Gpu, Ledger
-from exporter.core.model import MS, UNKNOWN_JOB, Allocation, Owner
+from exporter.core.model import MS, NEVER, UNKNOWN_JOB, Allocation, Owner
 
 UNKNOWN_OWNER = Owner(UNKNOWN_JOB, name="the scheduler's word is too old to tell")
 
@@ -45,20 +45,23 @@ def owner_unknown(holders: tuple[Allocation, ...]) -> bool:
 def last_known(gpu: Gpu, holders: tuple[Allocation, ...], ev: Evidence) -> tuple[Allocation, ...]:
     """The holders; while they are unknown, those before: a scheduler that does not answer ends no hang and no zombie.
 
-    If others hold the GPU by then, the timers begin anew when these are known, or when only other processes are left.
+    If others hold the GPU by then, the timers begin anew when these are known, or when only other processes are left;
+    but in a crash loop these are the job's next attempt.
     """
-    before = gpu.timers.holders
-    if not before or not owner_unknown(holders):
+    timers = gpu.timers
+    if not timers.holders or not owner_unknown(holders):
         return holders
     pids = {process.pid for process in ev.reading.processes or ()}
-    return holders if pids and pids.isdisjoint(gpu.timers.pids) else before
+    replaced = bool(pids) and pids.isdisjoint(timers.pids) and not timers.looping
+    return holders if replaced else timers.holders
 
 
 def update_holders(gpu: Gpu, holders: tuple[Allocation, ...], ev: Evidence, *, at: int, since: int) -> None:
     """Let the timers go on for the same holders, and for those that stay; begin anew for others.
 
     `since`: when this process began to observe. A spin goes on if a process of a holder that stays uses the SMs now.
-    What was done on the GPU so far is taken for the work of the holder that came first, and forgotten when it goes.
+    What was done on the GPU so far is taken for the work of the holder that came first, and forgotten when it goes; but
+    who has used the SMs since it came does not start up again.
     """
     timers = gpu.timers
     before, now = ([allocation.owner.job_id for allocation in each] for each in (timers.holders, holders))
@@ -74,7 +77,9 @@ def update_holders(gpu: Gpu, holders: tuple[Allocation, ...], ev: Evidence, *, a
         spins_on = not departed or (ev.kernel_runs and not staying.isdisjoint(jobs_that_compute(ev, timers.holders)))
         began = min(allocation.start for allocation in timers.holders)
         if any(each.start == began and each.owner.job_id not in staying for each in timers.holders):
-            timers.forget_past(worked=worked)
+            stayers = (each for each in timers.holders if each.owner.job_id in staying)
+            ran = any(timers.last_ran.get(each.owner.job_id, NEVER) > each.start for each in stayers)
+            timers.forget_past(worked=worked or ran)
         timers.change_holders(holders, gpu.criteria, at=at, departed=departed, spins_on=spins_on)
         return
     timers.begin_ownership(holders, gpu.criteria, at=at, worked=worked)

@@ -144,7 +144,7 @@ class GpuTimers:
         self._set_limits(criteria)
         self.spin = self.quiet = self.leaked = 0
         self.hung = self.zombie = self.unowned = self.proven = False
-        self.worked_at = at
+        self.worked_at, self.excused_until, self.cpu_until = at, NEVER, NEVER
         self.last_ran = {allocation.owner.job_id: at for allocation in holders}
         self.spin_since = self.celsius = self.bare_since = None
         self.pcie_least = self.pcie_most = 0.0
@@ -153,7 +153,6 @@ class GpuTimers:
     def forget_past(self, *, worked: bool) -> None:
         """Reset what the holders have done and reported, but not for how long they have idled or spun."""
         self.longest_spin = self.work_done = self.tensor_work = 0
-        self.excused_until = self.cpu_until = NEVER
         self.hung = self.hung and not self.looping
         self.computed = self.loaded = self.unloaded = self.looping = False
         self.attempts = self.work_before = 0

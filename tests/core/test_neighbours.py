@@ -148,11 +148,20 @@ def test_a_neighbour_that_comes_and_goes_takes_nothing_from_the_first_one() -> N
 
 
 def test_of_two_that_came_at_once_none_inherits_what_the_other_did() -> None:
+    """`a` alone uses the SMs."""
     gpu = Shared()
     gpu.starts = {"a": gpu.at, "b": gpu.at}
-    gpu.go(200, WORKING, a=0.5, b=0.5)
+    gpu.go(200, WORKING, a=1.0, b=0.0)
     gpu.go(10, RESTING, b=0.0)
     assert gpu.lost("b", "startup") == 10.0
+
+
+def test_who_is_left_and_has_used_the_gpu_does_not_start_up_again() -> None:
+    gpu = Shared()
+    gpu.go(200, WORKING, a=0.5, b=0.5)
+    startup = gpu.lost("b", "startup")
+    gpu.go(5000, RESTING, b=0.0)
+    assert (gpu.states(), gpu.lost("b", "startup")) == ({"b": State.ZOMBIE}, startup)
 
 
 def test_a_crash_loop_leaves_with_the_first_one_although_the_other_computes() -> None:

@@ -107,6 +107,18 @@ def test_other_processes_that_are_there_while_owners_are_unknown_are_another_job
     assert (unknown[LEAK_NAMES.index("startup")] > 0) is ends
 
 
+def test_the_next_attempt_of_a_crash_loop_is_no_other_job() -> None:
+    node = Outage()
+    node.go(300, WORKING, WORKING, WORKING)
+    timers = node.ledger.gpus["GPU-0"].timers
+    timers.hung = timers.looping = True
+    for pid in range(5001, 5005):
+        node.go(60, RESTING | {"processes": (Process(pid, 1 << 30),)}, WORKING, WORKING, answers=False)
+        assert node.states()[0] is State.HUNG
+    node.go(10, RESTING | {"processes": OTHERS}, WORKING, WORKING)
+    assert node.states()[0] is State.HUNG
+
+
 def test_other_processes_after_a_zombie_are_none() -> None:
     node = Outage()
     node.go(30, WORKING, WORKING, WORKING)

@@ -94,7 +94,7 @@ ONLY_WHERE_IT_OCCURRED = {
     for name in (
         "exemption_expiry_timestamp_seconds", "grams_co2_per_kwh", "hang_confidence_ratio", "hang_sign",
         "hang_suspected", "idle_budget_per_hour", "job_bubble_ratio", "job_draft_acceptance_ratio", "job_epoch",
-        "job_exempt", "job_fitting_slice_ratio", "job_hang_suspected_gpus", "job_no_process_gpus",
+        "job_exempt", "job_fitting_slice_ratio", "job_hang_suspected_gpus", "job_label_info", "job_no_process_gpus",
         "job_no_process_since_timestamp_seconds", "job_quality", "job_quality_start", "job_quality_target",
         "job_samples_total",
         "job_spin_since_timestamp_seconds", "job_target_reached_timestamp_seconds",

@@ -195,6 +195,13 @@ def test_another_nodes_pages_are_refused_for_ever(others: list[str]) -> None:
     assert set(shown) == {"GPU-0", "refused"}
 
 
+def test_a_node_whose_exporter_has_shown_free_gpus_does_not_get_another_name() -> None:
+    """Another node behind the Service, whose GPUs all have pods, while this one's exporter is down."""
+    own = of_pod(0, "own") + gpu(3, Hostname="own")
+    shown = pages_read([own, *[of_pod(1, "other")] * (RENAMED_AFTER + 1), own])
+    assert shown == ["GPU-0 GPU-3", *["refused"] * (RENAMED_AFTER + 1), "GPU-0 GPU-3"]
+
+
 def test_one_connection_is_kept(server: Server) -> None:
     src = open_dcgm_exporter(config(server.url))
     for n in range(5):

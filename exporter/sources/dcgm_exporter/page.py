@@ -226,17 +226,20 @@ class ShownNode(Struct):
     host: str = ""
     """The host that the last page named."""
     uuids: set[str] = set()
+    shows_free: bool = False
+    """A page of it had a GPU without a pod, so that its exporter leaves none out."""
     refused_host: str = ""
     """The host of the pages that were refused since then, and how many of them in a row."""
     refusals: int = 0
 
-    def accept(self, host: str, uuids: Iterable[str]) -> None:
+    def accept(self, host: str, gpus: Mapping[str, GpuLines]) -> None:
         """Take a page for one of this node's."""
-        if self.host and host != self.host and self.uuids.isdisjoint(uuids):
+        if self.host and host != self.host and self.uuids.isdisjoint(gpus):
             log.warning("dcgm-exporter: the pages of host %s are this node's: it is known by that name now", host)
             self.uuids = set()
         self.host, self.refused_host, self.refusals = host, "", 0
-        self.uuids.update(uuids)
+        self.uuids.update(gpus)
+        self.shows_free = self.shows_free or not may_leave_out_free_gpus(gpus.values())
 
     def refuse(self, host: str) -> None:
         """Count a refused page that may leave out free GPUs."""
@@ -247,7 +250,7 @@ class ShownNode(Struct):
 
         Behind a load-balanced Service the pages that are refused are of several hosts, or this node's come between.
         """
-        renamed = host == self.refused_host and self.refusals >= RENAMED_AFTER
+        renamed = host == self.refused_host and self.refusals >= RENAMED_AFTER and not self.shows_free
         return host != "" and (host == self.host or renamed)
 
 
