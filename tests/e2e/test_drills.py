@@ -1,7 +1,7 @@
 """`gpu-efficiency demo --drill` as an operator runs it: what it prints goes into a real Prometheus, whose alert fires.
 
-Those whose trouble lies in the daemon's own parts, and a page. Rules come faster than in the world, and without `for`:
-how long a drill takes is in `tests/alerts/test_drills.py`.
+Those whose trouble lies in the daemon's own parts, one of the cluster's, and a page. Rules come faster than in the
+world, and without `for`: how long a drill takes is in `tests/alerts/test_drills.py`.
 """
 
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ from tests.ports import free_port
 from tests.waiting import PATIENCE, wait_for
 
 pytestmark = pytest.mark.e2e
-NAMES = ("ExemptionExpired", "HistoryFailing", "JobDeadlocked", "LowAllocationWithQueue")
+NAMES = ("ExemptionExpired", "ExporterMissing", "HistoryFailing", "JobDeadlocked")
 
 
 def _snippet(program: Program) -> list[dict[str, Any]]:

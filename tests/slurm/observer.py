@@ -70,8 +70,12 @@ class Observer:
         return int(self.page().total("ticks_total"))
 
     def job(self, job: str) -> dict[str, str]:
-        """Return the labels of a job on the page."""
-        rows = self.page().rows("job_info", job_id=job)
+        """Return the labels of a job on the page, once slurmctld has answered: its GPUs may be known before."""
+
+        def described(page: Page) -> bool:
+            return any(labels["partition"] for labels, _ in page.rows("job_info", job_id=job))
+
+        rows = self.watch(described, f"job {job} has a partition").rows("job_info", job_id=job)
         assert len(rows) == 1, rows
         return rows[0][0]
 
