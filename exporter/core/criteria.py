@@ -98,7 +98,7 @@ def hang_windows(
     if own:
         return own, min(own, suspect)
     peer = max(criteria.hang_peer, round(longest * policy.hang_earlier_peer_factor))
-    if works:
+    if works and not alone:
         return 2 * peer, peer
     if alone and begun:
         hang = max(criteria.hang, round(longest * policy.hang_earlier_factor))
