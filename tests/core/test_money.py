@@ -158,6 +158,7 @@ def test_the_mean_of_hours_is_over_time_and_says_how_much_of_it_has_no_value() -
     assert HOURS.mean_of_hours(36_000, 43_200) == (200, 0)
     assert HOURS.mean_of_hours(36_000 + 1800, 36_000 + 4500) == pytest.approx(((1800 * 100 + 900 * 300) / 2700, 0))
     assert HOURS.mean_of_hours(39_600, 41_400) == (300, 0)
+    assert HOURS.mean_of_hours(41_000, 41_400) == (300, 0), "the hour before has no part"
     assert HOURS.mean_of_hours(36_000, 50_400) == (450 / 4, 0.25)
     assert HOURS.mean_of_hours(0, 3600) == CarbonIntensity(400.0).mean_of_hours(36_000, 43_200) == (0, 1)
     assert HOURS.mean_of_hours(36_001, 36_001) == HOURS.mean_of_hours(36_001, 7) == (100, 0), "the hour it began in"

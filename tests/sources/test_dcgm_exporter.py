@@ -346,6 +346,7 @@ def test_a_gpu_that_goes_is_free_where_pages_left_out_others_without_a_pod(pages
             "a fatal error was counted",
         ),
         ((of_pod(0, "a") + of_pod(1, "a"), of_pod(0, "a")), "its pod is still there"),
+        ((of_pod(0, "a", vgpu="0") + of_pod(1, "a"), of_pod(0, "a")), "its pod stays, though free GPUs are left out"),
         ((of_pod(0, "a") + gpu(1), of_pod(0, "a") + of_pod(1, "b"), of_pod(0, "a")), "free GPUs have lines"),
         ((of_pod(0, "a") + of_pod(1, "b"), gpu(0)), "no GPU has a pod"),
         ((gpu(0) + gpu(1), gpu(0), of_pod(0, "a")), "it was missing before the first pod came"),
