@@ -37,7 +37,7 @@ class Browser:
         self.complaints: list[str] = []
         self.asked_for: list[str] = []
         """Every address that it wanted to load."""
-        self._events: list[str] = []
+        self._loaded: list[str] = []
 
     def attach(self) -> None:
         """To a new tab, listening for errors, violations of policies and requests."""
@@ -45,13 +45,16 @@ class Browser:
         self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network", "Audits"):
             self.call(f"{domain}.enable")
+        self.call("Page.setLifecycleEventsEnabled", enabled=True)
 
     def open(self, address: str, *, width: int = 1280, dark: bool = False) -> None:
-        """Load a page and wait until it has."""
+        """Load a page and wait until this very load is done: the page before may have loaded itself anew meanwhile."""
         self.resize(width, dark=dark)
-        self._events.clear()
-        self.call("Page.navigate", url=address)
-        self._until("Page.loadEventFired")
+        self._loaded.clear()
+        said = self.call("Page.navigate", url=address)
+        assert "errorText" not in said, (address, said)
+        while said["loaderId"] not in self._loaded:
+            self._note(self._hear())
 
     def resize(self, width: int, *, dark: bool = False) -> None:
         """As wide as a desk's window, or a phone."""
@@ -90,10 +93,6 @@ class Browser:
         result: dict[str, Any] = heard["result"]
         return result
 
-    def _until(self, event: str) -> None:
-        while event not in self._events:
-            self._note(self._hear())
-
     def _hear(self) -> dict[str, Any]:
         end = time.monotonic() + _PATIENCE
         while b"\0" not in self._rest:
@@ -108,7 +107,8 @@ class Browser:
 
     def _note(self, heard: Mapping[str, Any]) -> None:
         method, params = heard.get("method", ""), heard.get("params", _NOTHING)
-        self._events.append(method)
+        if method == "Page.lifecycleEvent" and params["name"] == "load":
+            self._loaded.append(params["loaderId"])
         if method in ("Runtime.exceptionThrown", "Runtime.consoleAPICalled", "Log.entryAdded", "Audits.issueAdded"):
             self.complaints.append(json.dumps(params))
         if method == "Network.requestWillBeSent":
