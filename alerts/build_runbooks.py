@@ -48,22 +48,22 @@ class About(NamedTuple):
 
 
 ABOUT = {
-    "JobDeadlocked": About(("hung",), ("hang_seconds", "hang_suspect_seconds", "hang_stray_share")),
-    "JobHungSuspected": About(("hung",), ("hang_suspect_seconds", "hang_seconds")),
-    "GPUZombie": About(
+    "GPUEfficiencyJobDeadlocked": About(("hung",), ("hang_seconds", "hang_suspect_seconds", "hang_stray_share")),
+    "GPUEfficiencyJobHungSuspected": About(("hung",), ("hang_suspect_seconds", "hang_seconds")),
+    "GPUEfficiencyGPUZombie": About(
         ("idle_allocation",),
         ("zombie_batch_seconds", "zombie_interactive_seconds", "zombie_serving_seconds", "zombie_duty"),
     ),
-    "GPUAllocatedWithoutProcess": About(("idle_allocation", "startup")),
-    "GPUUnownedProcess": About(("idle_allocation",), ("unowned_seconds",)),
-    "IdleAllocationCost": About(("idle_allocation",)),
-    "StragglerRank": About(("exposed_communication",), ("link_tensor", "link_busy")),
-    "GPULost": About(("unavailable",), ("fatal_xids",)),
-    "GPUThrottledCostly": About(("throttled",)),
-    "GPUOversized": About(
+    "GPUEfficiencyGPUAllocatedWithoutProcess": About(("idle_allocation", "startup")),
+    "GPUEfficiencyGPUUnownedProcess": About(("idle_allocation",), ("unowned_seconds",)),
+    "GPUEfficiencyIdleAllocationCost": About(("idle_allocation",)),
+    "GPUEfficiencyStragglerRank": About(("exposed_communication",), ("link_tensor", "link_busy")),
+    "GPUEfficiencyGPULost": About(("unavailable",), ("fatal_xids",)),
+    "GPUEfficiencyGPUThrottledCostly": About(("throttled",)),
+    "GPUEfficiencyGPUOversized": About(
         ("oversized_allocation",), ("size_batch_seconds", "size_serving_seconds", "slice_memory_share")
     ),
-    "LowAllocationWithQueue": About(("idle_allocation",)),
+    "GPUEfficiencyLowAllocationWithQueue": About(("idle_allocation",)),
 }  # fmt: skip
 
 
@@ -236,8 +236,9 @@ users, it is `curl -k -u USER https://localhost:19400/...`.
 - Money is in the currency of `[[prices]]`; without a price table it is in GPU-hours. (E) marks an estimate.
 - Prices, thresholds, rules for jobs and exemptions are reloaded within seconds of a change of the configuration file,
   or on SIGHUP; other settings need a restart of the daemon ([reload](../operations.md#reload)).
-- `[[exemptions]]` cover GPUZombie, GPUAllocatedWithoutProcess, GPUOversized and the budget of IdleAllocationCost, until
-  their date. Nothing else: for the rest there are thresholds, and silences with an end (`amtool silence add`).
+- `[[exemptions]]` cover GPUEfficiencyGPUZombie, GPUEfficiencyGPUAllocatedWithoutProcess, GPUEfficiencyGPUOversized and
+  the budget of GPUEfficiencyIdleAllocationCost, until their date. Nothing else: for the rest there are thresholds, and
+  silences with an end (`amtool silence add`).
 - What looks wrong: `gpu-efficiency record FILE --duration 600` on the node while it lasts, and report it with that
   file. It holds names of users and jobs.
 

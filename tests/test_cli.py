@@ -103,9 +103,9 @@ def test_every_command_explains_itself(run: Run, command: str) -> None:
         "simulate demo --period 0.0005",
         "demo --board no-such-board",
         "demo --drill NoSuchAlert",
-        "demo --drill ConservationBroken",
-        "demo zombie_notebook --drill GPUZombie",
-        "demo --drill GPUZombie --preroll 1h",
+        "demo --drill GPUEfficiencyConservationBroken",
+        "demo zombie_notebook --drill GPUEfficiencyGPUZombie",
+        "demo --drill GPUEfficiencyGPUZombie --preroll 1h",
         "replay trace.jsonl --serve --speed 0",
         "replay trace.jsonl --serve --speed -1",
         "record trace.jsonl --duration -1",
@@ -129,22 +129,28 @@ def test_the_list_of_drills_has_each_alert_on_a_line_of_its_own(run: Run) -> Non
 
 
 def test_an_alert_without_a_drill_says_why_and_an_unknown_one_which_there_are(run: Run) -> None:
-    assert NO_DRILL["ConservationBroken"] in run("demo --drill ConservationBroken")[2]
+    assert NO_DRILL["GPUEfficiencyConservationBroken"] in run("demo --drill GPUEfficiencyConservationBroken")[2]
     assert all(name in run("demo --drill NoSuchAlert")[2] for name in DRILLS)
 
 
+def test_a_drill_is_found_by_the_alerts_name_without_its_prefix_too(run: Run) -> None:
+    assert run("demo --drill ConservationBroken") == run("demo --drill GPUEfficiencyConservationBroken")
+
+
 def test_a_drill_of_two_nodes_says_how_to_start_the_second_and_scrapes_both() -> None:
-    text = announcement("FleetBlind", DRILLS["FleetBlind"], "0.0.0.0:19400")
-    assert "demo --drill FleetBlind --node 1 --web.listen-address 0.0.0.0:19410" in text
+    text = announcement("GPUEfficiencyFleetBlind", DRILLS["GPUEfficiencyFleetBlind"], "0.0.0.0:19400")
+    assert "demo --drill GPUEfficiencyFleetBlind --node 1 --web.listen-address 0.0.0.0:19410" in text
     assert f"targets: ['{platform.node()}:19400', '{platform.node()}:19410']" in text
-    second = announcement("FleetBlind", DRILLS["FleetBlind"], "0.0.0.0:19410", node=1)
+    second = announcement("GPUEfficiencyFleetBlind", DRILLS["GPUEfficiencyFleetBlind"], "0.0.0.0:19410", node=1)
     assert (second.count("\n"), "SIMULATED" in second) == (0, True)
 
 
 def test_a_drill_with_two_scrape_jobs_names_them_apart() -> None:
-    text = announcement("NodeScrapedTwice", DRILLS["NodeScrapedTwice"], "127.0.0.1:19400")
+    text = announcement("GPUEfficiencyNodeScrapedTwice", DRILLS["GPUEfficiencyNodeScrapedTwice"], "127.0.0.1:19400")
     assert text.count("targets: ['127.0.0.1:19400']") == 2
-    assert text.index("job_name: drill-NodeScrapedTwice\n") < text.index("job_name: drill-NodeScrapedTwice-2\n")
+    assert text.index("job_name: drill-GPUEfficiencyNodeScrapedTwice\n") < text.index(
+        "job_name: drill-GPUEfficiencyNodeScrapedTwice-2\n"
+    )
 
 
 @pytest.mark.parametrize(

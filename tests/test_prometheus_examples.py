@@ -203,8 +203,8 @@ def test_the_profile_for_rules_costs_no_rule_and_no_alert() -> None:
 def test_each_profile_costs_more() -> None:
     costs = [sum(map(len, rules_lost(profile))) for profile in PROFILES]
     assert costs == sorted(costs)
-    assert "JobDeadlocked" in rules_lost("nodes")[1]
-    assert "GPULost" in rules_lost("jobs")[1] - rules_lost("rules")[1]
+    assert "GPUEfficiencyJobDeadlocked" in rules_lost("nodes")[1]
+    assert "GPUEfficiencyGPULost" in rules_lost("jobs")[1] - rules_lost("rules")[1]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""When JobDeadlocked pages: the recording rule it reads, in Python, on the same figures of every node's snapshot.
+"""When GPUEfficiencyJobDeadlocked pages: its recording rule, in Python, on the same figures of every node's snapshot.
 
 Owns that one rule (`job:gpu_efficiency_deadlocked:gpus`), but for its clauses about exporters that come and go, which
 promtool tests. Refuses the judgement of single GPUs: that is the core's.

@@ -15,11 +15,11 @@ from benchmarks.figures import Row
 from benchmarks.group import Group, Measured
 
 ALERT = {
-    "hang": "JobDeadlocked: pages for a job that hangs",
-    "zombie": "GPUZombie: a GPU that rests longer than its class may",
-    "no_process": "GPUAllocatedWithoutProcess: held 45 min without a process",
-    "unowned": "GPUUnownedProcess: a kernel 10 min on a GPU nobody has",
-    "lost": "GPULost: a GPU that is gone",
+    "hang": "GPUEfficiencyJobDeadlocked: pages for a job that hangs",
+    "zombie": "GPUEfficiencyGPUZombie: a GPU that rests longer than its class may",
+    "no_process": "GPUEfficiencyGPUAllocatedWithoutProcess: held 45 min without a process",
+    "unowned": "GPUEfficiencyGPUUnownedProcess: a kernel 10 min on a GPU nobody has",
+    "lost": "GPUEfficiencyGPULost: a GPU that is gone",
 }
 
 
@@ -88,7 +88,7 @@ def _guards(done: Sequence[Run]) -> Iterator[Row]:
 def _guard(name: str, often: str, score: Score) -> Row:
     figures, _ = _said(score)
     cost = ", ".join(_names(score.wrong)) or "nothing"
-    return _row(f"JobDeadlocked without the guard: {name}", often, figures, f"costs: {cost}")
+    return _row(f"GPUEfficiencyJobDeadlocked without the guard: {name}", often, figures, f"costs: {cost}")
 
 
 def _names(wrong: Iterable[str]) -> list[str]:

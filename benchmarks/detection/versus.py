@@ -63,12 +63,12 @@ def _thumb(index: int, why: str) -> Entrant:
 
 ENTRANTS: tuple[Entrant, ...] = (
     Entrant(
-        "hang", "JobDeadlocked (ours, page)", "hang", SCRAPE + FAST,
+        "hang", "GPUEfficiencyJobDeadlocked (ours, page)", "hang", SCRAPE + FAST,
         "asks for every guard below at once, and for the whole job: one rank may work while the others wait. It is "
         "silent where a field that could acquit is not there; the ticket is for those", ours=True,
     ),
     Entrant(
-        "tickets", "JobHungSuspected (ours, ticket)", "hang", SCRAPE + SLOW,
+        "tickets", "GPUEfficiencyJobHungSuspected (ours, ticket)", "hang", SCRAPE + SLOW,
         "not better than a coin: one rank that evaluates for long looks the same from outside. It is no page, and "
         "the only word of ours on blind boards, after twice the time of a rule of thumb", ours=True,
     ),
@@ -86,7 +86,7 @@ ENTRANTS: tuple[Entrant, ...] = (
         "knows no hang without a collective, and ends a job whose rank 0 evaluates for longer",
     ),
     Entrant(
-        "zombie", "GPUZombie (ours, ticket)", "zombie", SCRAPE + SLOW,
+        "zombie", "GPUEfficiencyGPUZombie (ours, ticket)", "zombie", SCRAPE + SLOW,
         "waits as long as the job's class may rest: 30 min of a batch job, 2 h of a notebook, 5 h of a service. What "
         "has no process is another alert's", ours=True,
     ),

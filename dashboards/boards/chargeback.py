@@ -189,7 +189,7 @@ _BILL = Row(
             shows="What the GPU-hours of the chosen owners went into over the time shown, and over the same time seven"
             " days earlier.",
             bad="a useful share that fell by a tenth or more",
-            do="look what changed that day; the alert EfficiencyRegressed names jobs",
+            do="look what changed that day; the alert GPUEfficiencyRegressed names jobs",
             queries=(Query(_by_layer("$__range")), Query(_by_layer(_WEEK_AGO))),
             unit="percentunit",
             width=7,
@@ -494,7 +494,7 @@ _NOT_BILLED = Row(
             shows="GPUs that nobody has and on which somebody's processes run: left behind by a job, or started past"
             " the scheduler. Nobody is billed for them.",
             bad="any that lasts",
-            do="the alert GPUUnownedProcess names node and process; end it",
+            do="the alert GPUEfficiencyGPUUnownedProcess names node and process; end it",
             queries=(
                 Query(
                     f"{total('cluster:gpu_efficiency_unowned:gpus', time='')}"

@@ -374,7 +374,7 @@ _TREND = Row(
             shows="GPU-hours and money of the time shown, of the same time seven days earlier, and how much more (or,"
             " with a minus, less) it is now: what was useful, lost in any layer, and paid.",
             bad="useful falls or lost rises while what is paid stays",
-            do="look in the changes of that day; the alert EfficiencyRegressed names jobs",
+            do="look in the changes of that day; the alert GPUEfficiencyRegressed names jobs",
             queries=(
                 Query(_amounts(lambda amount: amount("$__range"))),
                 Query(_amounts(lambda amount: amount(_WEEK_AGO))),
@@ -455,7 +455,7 @@ _WANTED = Row(
             shows="GPUs that pending jobs want, and GPUs that nobody has on nodes that take work. Needs"
             " `gpu-efficiency cluster`.",
             bad="both high at the same time: the free ones do not fit, or a limit holds the queue back",
-            do="see the alert LowAllocationWithQueue and its runbook",
+            do="see the alert GPUEfficiencyLowAllocationWithQueue and its runbook",
             queries=(
                 Query(f"sum({at('cluster:gpu_efficiency_free:gpus')})", legend="free"),
                 Query(f"sum({at('cluster:gpu_efficiency_queued:gpus')})", legend="queued"),
@@ -616,7 +616,7 @@ _COMPARED = Row(
             ),
             shows="Each factor over the time shown, and over the same time a week earlier.",
             bad="a factor that fell by a tenth or more",
-            do="look in the changes of that day; the alert EfficiencyRegressed names jobs",
+            do="look in the changes of that day; the alert GPUEfficiencyRegressed names jobs",
             queries=(
                 Query(" or ".join(_compared(which, title, "$__range") for which, title in _FACTORS.items())),
                 Query(" or ".join(_compared(which, title, _WEEK_AGO) for which, title in _FACTORS.items())),

@@ -458,7 +458,7 @@ _SIGNALS = Row(
             shows="How many GPUs have their clock held down: power (software cap), thermal, hardware (slowdown, power"
             " brake), settings (application clocks); several may hold one GPU. Power is usual under full load.",
             bad="thermal or hardware; power while the leak throttled is large",
-            do="the runbook GPUThrottledCostly",
+            do="the runbook GPUEfficiencyGPUThrottledCostly",
             empty="no clock was held down, or nothing seen",
             unit="none",
             fills="throttled",
@@ -519,7 +519,7 @@ _ERRORS = Row(
             " done, now. -: the board or the source does not say.",
             bad="an Xid, an uncorrected error, a row remap that failed, or anything in the last column",
             do="drain the node, read dmesg for Xid lines, reset the GPU; send it for repair if it comes back (runbook"
-            " GPULost)",
+            " GPUEfficiencyGPULost)",
             queries=(
                 Query(_grown("gpu_efficiency_xid_errors_total", by=_BY_GPU)),
                 Query(_each("gpu_efficiency_last_xid")),
@@ -539,7 +539,7 @@ _ERRORS = Row(
             kind=Lines(stacked=True, colours=_REASONS),
             shows="How many of the chosen GPUs nobody could see, by the reason.",
             bad="anything that stays: these GPUs are paid for and nothing is known of them",
-            do="open the board Exporter and data quality; the runbook ExporterBlind",
+            do="open the board Exporter and data quality; the runbook GPUEfficiencyExporterBlind",
             queries=(
                 Query(
                     f"sum by (reason) (rate({_gpus('gpu_efficiency_unobserved_seconds_total')}{_RECENT})) > 0",

@@ -19,17 +19,17 @@ _AGE, _UNANSWERED = (
 _EXPIRY = "cluster:gpu_efficiency_exemption_expiry:timestamp_seconds"
 _NODES, _INFO = "node:gpu_efficiency_gpus", "node:gpu_efficiency_info"
 _FIRING = {
-    "FleetBlind": "targets page: network, rollout; then ExporterBlind",
-    "ExporterDown": "is the node up? then the daemon's log on it",
-    "NodeScrapedTwice": "leave it one scrape job and one daemon; every node needs its own name",
-    "ExporterMissing": "deploy it; compare its node's name with the scheduler's",
-    "ExporterBlind": "the daemon's log: nv-hostengine, driver, permissions",
-    "ExporterProfilingBlocked": "who profiles there? pause; else dcgmi profile --resume",
-    "ExporterClockSkew": "chronyc tracking on the node; many: on Prometheus",
-    "HistoryFailing": "df -h and df -i of the history's file system; the daemon's log",
-    "SchedulerDataStale": "one node: slurmd or kubelet; many: the controller",
-    "ConservationBroken": "record some minutes, report with version, restart",
-    "ExemptionExpired": "renew its date or remove it from the configuration",
+    "GPUEfficiencyFleetBlind": "targets page: network, rollout; then GPUEfficiencyExporterBlind",
+    "GPUEfficiencyExporterDown": "is the node up? then the daemon's log on it",
+    "GPUEfficiencyNodeScrapedTwice": "leave it one scrape job and one daemon; every node needs its own name",
+    "GPUEfficiencyExporterMissing": "deploy it; compare its node's name with the scheduler's",
+    "GPUEfficiencyExporterBlind": "the daemon's log: nv-hostengine, driver, permissions",
+    "GPUEfficiencyExporterProfilingBlocked": "who profiles there? pause; else dcgmi profile --resume",
+    "GPUEfficiencyExporterClockSkew": "chronyc tracking on the node; many: on Prometheus",
+    "GPUEfficiencyHistoryFailing": "df -h and df -i of the history's file system; the daemon's log",
+    "GPUEfficiencySchedulerDataStale": "one node: slurmd or kubelet; many: the controller",
+    "GPUEfficiencyConservationBroken": "record some minutes, report with version, restart",
+    "GPUEfficiencyExemptionExpired": "renew its date or remove it from the configuration",
 }
 """Alerts that concern the exporter, and what to do first."""
 _THESE = f'alertname=~"{"|".join(_FIRING)}"'
@@ -109,7 +109,7 @@ _TRUST = Row(
             kind=Figure(steps=_BAD_IF_ANY),
             shows="Times that the parts of a GPU's time did not add up to what was paid, since the daemons started.",
             bad="anything but 0: a bug of the exporter, and figures of that node are wrong",
-            do="the alert ConservationBroken names the node; its runbook says what to keep and to report",
+            do="the alert GPUEfficiencyConservationBroken names the node; its runbook says what to keep and to report",
             queries=(Query(f"sum({at('cluster:gpu_efficiency_conservation_errors')})"),),
             unit="none",
             decimals=0,
@@ -162,7 +162,7 @@ _TRUST = Row(
             kind=Figure(steps=_BAD_IF_ANY),
             shows="Exporters that Prometheus knows and that do not answer it now.",
             bad="any for longer than a restart takes",
-            do="the alert ExporterDown names them; is the node up, is the daemon?",
+            do="the alert GPUEfficiencyExporterDown names them; is the node up, is the daemon?",
             queries=(Query(_or_zero(f"sum({at('cluster:gpu_efficiency_down:nodes')})")),),
             unit="none",
             decimals=0,
@@ -233,7 +233,7 @@ _LOOK = Row(
             title="Alerts on the exporter",
             kind=Table(
                 (
-                    Column(of="alertname", title="Alert", width=185),
+                    Column(of="alertname", title="Alert", width=285),
                     Column(of="severity", title="Severity", width=75),
                     Column(of="A", title="Now", unit="none", decimals=0, width=55),
                     Column(of="B", title="Time shown", unit="none", decimals=0, width=115),
@@ -243,7 +243,7 @@ _LOOK = Row(
             ),
             shows="Alerts that concern the exporter: how many fire at this moment, and how many did in the time shown,"
             " each node's once.",
-            bad="FleetBlind: no other alert can be trusted while it fires",
+            bad="GPUEfficiencyFleetBlind: no other alert can be trusted while it fires",
             do="what its last column says; the rest is in its runbook",
             queries=(
                 Query(f"count by (alertname, severity) ({_FIRES})"),
@@ -390,7 +390,7 @@ _NOT_SEEN = Row(
             kind=_listed("reason", "Reason", "GPU-hours", bar=words.UNKNOWN, decimals=2),
             shows="GPU-hours of the time shown that were not observed, by reason, silent nodes included.",
             bad="one long bar",
-            do="its meaning and remedy are in the runbook ExporterBlind",
+            do="its meaning and remedy are in the runbook GPUEfficiencyExporterBlind",
             queries=(Query(_or_said(f"{hours(_UNSEEN, by='reason')} or {_SILENT_HOURS}", "reason", "all was seen")),),
             unit="short",
             decimals=2,
@@ -443,7 +443,7 @@ _NOT_SEEN = Row(
             shows="Nodes on which the driver or DCGM refuses the profiling counters, and nodes on which somebody paused"
             " the exporter. Without counters useful work is not known, and a hang cannot be proven.",
             bad="refused for longer than somebody profiles there; paused for hours",
-            do="refused: the alert ExporterProfilingBlocked says how to allow them; paused: ask who did",
+            do="refused: the alert GPUEfficiencyExporterProfilingBlocked says how to allow them; paused: ask who did",
             queries=tuple(
                 Query(_or_zero(f"count(count by (cluster, instance) ({at(_NODE_FAULTS, _kind(kinds))}))"), legend=said)
                 for said, kinds in (("refused", "profiling_refused"), ("paused on purpose", "paused"))
@@ -532,7 +532,7 @@ _SOFTWARE = Row(
             shows="Longest time since the scheduler of any node last confirmed GPU allocations, and the longest wait"
             " for a response of the scheduler.",
             bad="a line that climbs",
-            do="the alert SchedulerDataStale names the nodes",
+            do="the alert GPUEfficiencySchedulerDataStale names the nodes",
             queries=(
                 Query(f"max({at(_AGE)})", legend="oldest"),
                 Query(f"max({at(_UNANSWERED)})", legend="longest without an answer"),

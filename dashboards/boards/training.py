@@ -279,7 +279,7 @@ _FAILURES = Row(
             shows="Means of the last 24 hours: from the first sign of a hang or a zombie to its state; how long a GPU"
             " stayed hung.",
             bad="minutes to detect; a hang that lasts until somebody comes to work",
-            do="let the alert JobDeadlocked restart the job",
+            do="let the alert GPUEfficiencyJobDeadlocked restart the job",
             queries=(
                 Query(
                     f"max by (state) ({at('cluster_state:gpu_efficiency_time_to_detect:mean_seconds_1d')})",

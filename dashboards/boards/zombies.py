@@ -117,8 +117,8 @@ _WHICH_RANK = (
 )
 """The GPU that does not spin; where its rank is not known, what NCCL or PyTorch say of the rank that is waited for."""
 _DO_FIRST = {
-    "JobDeadlocked": "py-spy dump on the culprit, then restart the job",
-    "GPUZombie": "ask the owner, then cancel the job",
+    "GPUEfficiencyJobDeadlocked": "py-spy dump on the culprit, then restart the job",
+    "GPUEfficiencyGPUZombie": "ask the owner, then cancel the job",
 }
 
 
@@ -128,7 +128,10 @@ def _with_runbook() -> str:
     hangs = f"({at(_STATE, _HUNG)} or {_SUSPECTED})"
     hung, at_rest = (
         _to_runbook("do", f'label_replace({which}, "do", "{alert}", "", "")')
-        for which, alert in ((f"{owned} and on (cluster, job_id) {hangs}", "JobDeadlocked"), (owned, "GPUZombie"))
+        for which, alert in (
+            (f"{owned} and on (cluster, job_id) {hangs}", "GPUEfficiencyJobDeadlocked"),
+            (owned, "GPUEfficiencyGPUZombie"),
+        )
     )
     return f"{hung} or on (cluster, job_id) {at_rest}"
 
@@ -240,7 +243,7 @@ _FIGURES = (
         shows="From the first sign of a hang or of rest until it was called so, means over the time shown; and for how"
         " long the job that has hung longest has been spinning at this moment.",
         bad="more than 6 minutes to detect a hang; more than 30 minutes in one",
-        do="page somebody on JobDeadlocked; set a timeout for collectives, so that a job ends by itself",
+        do="page somebody on GPUEfficiencyJobDeadlocked; set a timeout for collectives, so that a job ends by itself",
         queries=(
             Query(
                 f"{total('cluster_state:gpu_efficiency_detection_seconds:rate5m', by='state')}"
@@ -324,7 +327,7 @@ _CALL = Row(
                         texts=_SEVERITY,
                         words={weight: words.SEVERITIES[severity] for weight, severity in _SEVERITY.items()},
                     ),
-                    Column(of="alertname", title="Alert", width=230),
+                    Column(of="alertname", title="Alert", width=300),
                     Column(of="B", title="How many", unit="none", decimals=0, width=90),
                     Column(of="job_id", title="Job, or one of them", link=_LOOK, width=150),
                     Column(of="node", title="Node", link=TO_NODE, width=150),
@@ -428,8 +431,8 @@ _RANKS = Row(
             " reason. First seen so within the time shown: it may have been well in between; the node's board has each"
             " GPU's own time.",
             bad="unowned; lost, missing, xid, recovery, reset_required; drained for days",
-            do="unowned: find and kill the processes (runbook GPUUnownedProcess); lost: drain, reset or repair"
-            " (GPULost)",
+            do="unowned: find and kill the processes (runbook GPUEfficiencyGPUUnownedProcess); lost: drain, reset"
+            " or repair (GPUEfficiencyGPULost)",
             queries=(
                 Query(_OUT_NOW),
                 Query(_FIRST_SEEN_AGO),

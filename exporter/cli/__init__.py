@@ -25,7 +25,7 @@ _COMMANDS = (
         "demo", "simulate:demo", "simulate:demo_arguments", "serve a simulated node of 8 GPUs, marked as such",
         ("on http://localhost:19400", "demo"),
         ("another scenario and node, three hours in", "demo zombie_notebook --node 3 --preroll 3h"),
-        ("test the pager: make an alert fire", "demo --drill JobDeadlocked"),
+        ("test the pager: make an alert fire", "demo --drill GPUEfficiencyJobDeadlocked"),
     ),
     (
         "record", "serve:record", "serve:record_arguments", "record what the hardware reports to a trace",

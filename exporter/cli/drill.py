@@ -25,10 +25,16 @@ def drill_arguments(command: argparse.ArgumentParser) -> None:
     """Flag of `demo`."""
     command.add_argument(
         "--drill",
+        type=_whole_name,
         choices=(*sorted((*DRILLS, *NO_DRILL)), LIST),
         metavar="ALERT",
         help="make this alert fire within minutes, to test the pager; list: what each drill does",
     )
+
+
+def _whole_name(name: str) -> str:
+    """Complete an alert's name that is given without the prefix of all of ours."""
+    return whole if (whole := f"GPUEfficiency{name}") in {*DRILLS, *NO_DRILL} else name
 
 
 def drill_lines() -> Iterator[str]:
@@ -36,7 +42,7 @@ def drill_lines() -> Iterator[str]:
     for name in sorted((*DRILLS, *NO_DRILL)):
         drill = DRILLS.get(name)
         when = "   -" if drill is None else f"{drill.minutes:2}m"
-        yield f"{name:26} {when:>4}  {NO_DRILL[name] if drill is None else drill.about}"
+        yield f"{name:39} {when:>4}  {NO_DRILL[name] if drill is None else drill.about}"
 
 
 def prepare_drill(args: argparse.Namespace) -> Drill:
@@ -83,7 +89,7 @@ def _announcement(name: str, drill: Drill, addresses: Sequence[str]) -> Iterator
         yield "      static_configs:"
         yield f"        - targets: [{quoted}]"
         yield f"          labels: {{cluster: 'drill-{name}'}}"
-    yield "  afterwards remove that again, before you stop this: a target that is left is an ExporterDown."
+    yield "  afterwards remove that again, before you stop this: a target that is left fires GPUEfficiencyExporterDown."
     mark = 'gpu_efficiency_cluster_build_info has scheduler="simulation"' if drill.cluster else _MARK
     yield f"  every series has that label cluster; {mark}."
 

@@ -97,7 +97,7 @@ LEAK_GUIDE: tuple[LeakGuideEntry, ...] = (
         needs="the scheduler and hardware counters; for servers also the serving engine's metrics",
         training=ExpectedLoss(5, 20, ("kokolis2024", "weng2023")),
         inference=ExpectedLoss(10, 40, ("xiang2025",)),
-        runbook="GPUZombie"),
+        runbook="GPUEfficiencyGPUZombie"),
     LeakGuideEntry(3, "oversized allocation", ("gau",), "scheduling",
         rows=("oversized_allocation",),
         watch="the memory and compute that a job uses, and the smallest MIG slice that would hold it",
@@ -108,7 +108,7 @@ LEAK_GUIDE: tuple[LeakGuideEntry, ...] = (
         ),
         evidence=("estimated",), needs="hardware counters; only jobs on one GPU are judged",
         training=ExpectedLoss(0, 5), inference=ExpectedLoss(2, 20, ("xiang2025",)),
-        runbook="GPUOversized"),
+        runbook="GPUEfficiencyGPUOversized"),
     LeakGuideEntry(4, "host overhead (CPU-bound launching)", ("ectr",), "training",
         rows=("host_overhead",),
         watch="share of time in which small kernels wait for the CPU to launch them",
@@ -131,14 +131,14 @@ LEAK_GUIDE: tuple[LeakGuideEntry, ...] = (
         needs="hardware counters for hangs; the scheduler for restarts; the job's report for restores and repeated"
         " steps; for checkpoints the job's report, or else an estimate",
         training=ExpectedLoss(2, 12, ("llama2024", "hu2024", "kokolis2024")), inference=ExpectedLoss(0, 3),
-        runbook="JobDeadlocked"),
+        runbook="GPUEfficiencyJobDeadlocked"),
     LeakGuideEntry(6, "exposed communication", ("ectr",), "training",
         rows=("exposed_communication",),
         watch="time in communication that no computation hides",
         series=(f'{_SHARE}{{leak="exposed_communication"}}', "job_rank:gpu_efficiency_straggler"),
         evidence=("reported", "estimated"), needs="the job's report, or else an estimate from link and SM counters",
         training=ExpectedLoss(3, 20, ("deepseek2024", "megascale2024")), inference=ExpectedLoss(1, 10),
-        runbook="StragglerRank"),
+        runbook="GPUEfficiencyStragglerRank"),
     LeakGuideEntry(7, "pipeline bubbles", ("emfu",), "training",
         rows=("pipeline_bubble",),
         watch="share of a step in which a pipeline stage has nothing to compute",
@@ -197,12 +197,17 @@ LEAK_GUIDE: tuple[LeakGuideEntry, ...] = (
 )  # fmt: skip
 
 OTHER_LEAKS: tuple[OtherLeak, ...] = (
-    OtherLeak("unavailable", ExpectedLoss(0, 5, ("cui2025",)), ExpectedLoss(0, 5, ("cui2025",)), runbook="GPULost"),
+    OtherLeak(
+        "unavailable",
+        ExpectedLoss(0, 5, ("cui2025",)),
+        ExpectedLoss(0, 5, ("cui2025",)),
+        runbook="GPUEfficiencyGPULost",
+    ),
     OtherLeak("startup", ExpectedLoss(0, 5), ExpectedLoss(0, 8)),
     OtherLeak("data_stall", ExpectedLoss(1, 15, ("mohan2021",)), ExpectedLoss(0, 2)),
     OtherLeak("unattributed_stall", ExpectedLoss(0, 10), ExpectedLoss(0, 10)),
     OtherLeak("other_compute", ExpectedLoss(1, 10), ExpectedLoss(0, 10)),
-    OtherLeak("throttled", ExpectedLoss(0, 5), ExpectedLoss(0, 5), runbook="GPUThrottledCostly"),
+    OtherLeak("throttled", ExpectedLoss(0, 5), ExpectedLoss(0, 5), runbook="GPUEfficiencyGPUThrottledCostly"),
     OtherLeak("padding", ExpectedLoss(0, 10, ("krell2021",)), ExpectedLoss(0, 5)),
 )
 """The other rows of LEAKS, in its order."""

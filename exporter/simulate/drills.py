@@ -53,10 +53,10 @@ class Drill(Struct, frozen=True, kw_only=True):
 
 
 NO_DRILL: Mapping[str, str] = {
-    "ConservationBroken": "the alert needs a bug of the exporter. To test its route in Alertmanager, drill"
-    " ExporterBlind",
-    "EfficiencyRegressed": "the alert compares with a median over hours in Prometheus. To test its route in"
-    " Alertmanager, drill GPUOversized",
+    "GPUEfficiencyConservationBroken": "the alert needs a bug of the exporter. To test its route in Alertmanager, drill"
+    " GPUEfficiencyExporterBlind",
+    "GPUEfficiencyRegressed": "the alert compares with a median over hours in Prometheus. To test its route in"
+    " Alertmanager, drill GPUEfficiencyGPUOversized",
 }
 """Alerts that no simulation can cause within minutes, and why."""
 
@@ -134,94 +134,95 @@ DRILL_SCENARIOS: Mapping[str, Scenario] = {
 }
 
 DRILLS: Mapping[str, Drill] = {
-    "ExporterBlind": Drill(
+    "GPUEfficiencyExporterBlind": Drill(
         scenario="drill_silent", minutes=17,
         about="two minutes after the start the telemetry source stops answering",
     ),
-    "ExporterClockSkew": Drill(
+    "GPUEfficiencyExporterClockSkew": Drill(
         scenario="drill_clock", minutes=10, about="the node's clock is two minutes ahead",
     ),
-    "ExporterDown": Drill(
+    "GPUEfficiencyExporterDown": Drill(
         scenario="drill_still", minutes=9,
         about="two minutes after the start the daemon stops answering scrapes, for 13 minutes. Prometheus must have"
         " scraped it before. The ticket ends after it answers again",
     ),
-    "ExporterMissing": Drill(
-        cluster=True, minutes=21, companions=("LowAllocationWithQueue",),
+    "GPUEfficiencyExporterMissing": Drill(
+        cluster=True, minutes=21, companions=("GPUEfficiencyLowAllocationWithQueue",),
         about="a simulated Slurm has a node without an exporter",
     ),
-    "ExporterProfilingBlocked": Drill(
+    "GPUEfficiencyExporterProfilingBlocked": Drill(
         scenario="drill_refused", minutes=13,
         about="two minutes after the start the driver refuses the performance counters",
     ),
-    "ExemptionExpired": Drill(
+    "GPUEfficiencyExemptionExpired": Drill(
         minutes=1, about="an exemption expired on 1 January 2026",
         settings={"exemptions": ({
             "id": "drill", "reason": "a drill of the pager", "expires": "2026-01-01", "name": "drill",
         },)},
     ),
-    "FleetBlind": Drill(
-        scenario="drill_silent", minutes=25, nodes=2, companions=("ExporterBlind",),
+    "GPUEfficiencyFleetBlind": Drill(
+        scenario="drill_silent", minutes=25, nodes=2, companions=("GPUEfficiencyExporterBlind",),
         about="two minutes after the start the telemetry of two nodes stops answering. Start both nodes. The rules"
-        ' remember the nodes for a day after you stop them: silence cluster="drill-FleetBlind" for that time',
+        " remember the nodes for a day after you stop them:"
+        ' silence cluster="drill-GPUEfficiencyFleetBlind" for that time',
     ),
-    "GPUAllocatedWithoutProcess": Drill(
+    "GPUEfficiencyGPUAllocatedWithoutProcess": Drill(
         scenario="drill_without_process", minutes=4, preroll_seconds=3000,
         about="a job has held two GPUs for 50 minutes without a process",
     ),
-    "GPULost": Drill(
+    "GPUEfficiencyGPULost": Drill(
         scenario="lost_gpu", gpus=3, minutes=3, preroll_seconds=720,
         about="a GPU fell off the bus two minutes before the start, and its job waits",
     ),
-    "GPUOversized": Drill(
+    "GPUEfficiencyGPUOversized": Drill(
         scenario="oversized_allocation", minutes=6, preroll_seconds=4200, gpus=1,
         about="a job that needs a small part of its GPU has run for 70 minutes",
     ),
-    "GPUThrottledCostly": Drill(
+    "GPUEfficiencyGPUThrottledCostly": Drill(
         scenario="throttled", minutes=8, preroll_seconds=360, gpus=1, settings={"policy.throttled_share": 0.02},
         about="heat lowers the clocks. The alert counts the last half hour, so the drill sets throttled_share to 2 %",
     ),
-    "GPUUnownedProcess": Drill(
+    "GPUEfficiencyGPUUnownedProcess": Drill(
         scenario="leaked_process", minutes=4, preroll_seconds=1320,
         about="a process has continued for 12 minutes after its job ended",
     ),
-    "GPUZombie": Drill(
+    "GPUEfficiencyGPUZombie": Drill(
         scenario="idle_context", gpus=1, minutes=4, preroll_seconds=2700,
         about="a batch job has kept a CUDA context for 45 minutes and run no kernel",
     ),
-    "HistoryFailing": Drill(
+    "GPUEfficiencyHistoryFailing": Drill(
         minutes=16, history=False, about="from the start, the daemon's history cannot be written",
     ),
-    "IdleAllocationCost": Drill(
+    "GPUEfficiencyIdleAllocationCost": Drill(
         scenario="drill_unallocated", minutes=21, settings={"budget.idle_per_hour": 0.01},
         about="no GPU is allocated, and the drill sets the budget for idle GPUs to 0.01 an hour",
     ),
-    "JobDeadlocked": Drill(
+    "GPUEfficiencyJobDeadlocked": Drill(
         scenario="drill_deadlock", gpus=8, minutes=5, preroll_seconds=2400,
         about="a job of eight GPUs has hung for 38 minutes. 30 minutes after the start it is cancelled, which ends the"
         " page. Let the drill run until then: a page stays while the job's nodes do not respond",
     ),
-    "JobFlopsMisreported": Drill(
+    "GPUEfficiencyJobFlopsMisreported": Drill(
         scenario="drill_misreported", minutes=27, preroll_seconds=600, gpus=1,
         about="a training job reports three times the FLOPs that it executes",
     ),
-    "JobHungSuspected": Drill(
+    "GPUEfficiencyJobHungSuspected": Drill(
         scenario="drill_spinning", gpus=1, minutes=15, preroll_seconds=300,
         about="a kernel has spun for five minutes, and the counters that could prove a hang are missing",
     ),
-    "LowAllocationWithQueue": Drill(
-        cluster=True, minutes=16, companions=("ExporterMissing",),
+    "GPUEfficiencyLowAllocationWithQueue": Drill(
+        cluster=True, minutes=16, companions=("GPUEfficiencyExporterMissing",),
         about="a simulated Slurm has a pending job that would fit its free GPUs",
     ),
-    "NodeScrapedTwice": Drill(
+    "GPUEfficiencyNodeScrapedTwice": Drill(
         minutes=11, scrape_jobs=2, gpus=1, about="two scrape jobs have the same target",
     ),
-    "SchedulerDataStale": Drill(
-        scenario="drill_unanswered", minutes=12, companions=("ExporterBlind",),
+    "GPUEfficiencySchedulerDataStale": Drill(
+        scenario="drill_unanswered", minutes=12, companions=("GPUEfficiencyExporterBlind",),
         about="two minutes after the start the scheduler stops answering. Later the owners of the GPUs are unknown, so"
         " their time is unobserved too",
     ),
-    "StragglerRank": Drill(
+    "GPUEfficiencyStragglerRank": Drill(
         scenario="straggler", minutes=28, preroll_seconds=300, gpus=8,
         about="every step of a job waits for one rank with a slow host",
     ),

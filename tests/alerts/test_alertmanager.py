@@ -64,14 +64,14 @@ def test_alertmanager_takes_it() -> None:
 @pytest.mark.parametrize(
     ("name", "team", "receivers"),
     [
-        ("JobDeadlocked", "vision", "vision-pages"),
-        ("JobDeadlocked", "speech", "platform-pages"),
-        ("IdleAllocationCost", "platform", "platform-pages"),
-        ("FleetBlind", "platform", "platform-pages"),
-        ("GPUZombie", "vision", "vision-tickets"),
-        ("GPUZombie", "speech", "platform-tickets"),
-        ("ExporterDown", "platform", "platform-tickets"),
-        ("EfficiencyRegressed", "vision", "digest"),
+        ("GPUEfficiencyJobDeadlocked", "vision", "vision-pages"),
+        ("GPUEfficiencyJobDeadlocked", "speech", "platform-pages"),
+        ("GPUEfficiencyIdleAllocationCost", "platform", "platform-pages"),
+        ("GPUEfficiencyFleetBlind", "platform", "platform-pages"),
+        ("GPUEfficiencyGPUZombie", "vision", "vision-tickets"),
+        ("GPUEfficiencyGPUZombie", "speech", "platform-tickets"),
+        ("GPUEfficiencyExporterDown", "platform", "platform-tickets"),
+        ("GPUEfficiencyRegressed", "vision", "digest"),
     ],
 )
 def test_an_alert_goes_to_its_owner(name: str, team: str, receivers: str) -> None:
@@ -79,32 +79,43 @@ def test_an_alert_goes_to_its_owner(name: str, team: str, receivers: str) -> Non
     assert amtool("config", "routes", "test", f"--config.file={EXAMPLE}", *labels).strip() == receivers
 
 
-@pytest.mark.parametrize("name", ["JobHungSuspected", "StragglerRank", "GPUZombie", "EfficiencyRegressed"])
+@pytest.mark.parametrize(
+    "name",
+    ["GPUEfficiencyJobHungSuspected", "GPUEfficiencyStragglerRank", "GPUEfficiencyGPUZombie", "GPUEfficiencyRegressed"],
+)
 def test_a_deadlock_silences_what_it_explains_of_its_job(name: str) -> None:
-    assert silenced(job("JobDeadlocked"), job(name))
-    assert not silenced(job("JobDeadlocked"), job(name, job_id="8"))
-    assert not silenced(job("JobDeadlocked"), job(name, cluster="west"))
+    assert silenced(job("GPUEfficiencyJobDeadlocked"), job(name))
+    assert not silenced(job("GPUEfficiencyJobDeadlocked"), job(name, job_id="8"))
+    assert not silenced(job("GPUEfficiencyJobDeadlocked"), job(name, cluster="west"))
 
 
-@pytest.mark.parametrize("name", ["ExporterBlind", "ExporterClockSkew", "SchedulerDataStale"])
+@pytest.mark.parametrize(
+    "name", ["GPUEfficiencyExporterBlind", "GPUEfficiencyExporterClockSkew", "GPUEfficiencySchedulerDataStale"]
+)
 def test_an_exporter_that_is_down_is_not_blind_as_well(name: str) -> None:
-    assert silenced(node("ExporterDown"), node(name))
-    assert not silenced(node("ExporterDown"), node(name, "n2"))
+    assert silenced(node("GPUEfficiencyExporterDown"), node(name))
+    assert not silenced(node("GPUEfficiencyExporterDown"), node(name, "n2"))
 
 
-@pytest.mark.parametrize("name", ["ExporterBlind", "ExporterMissing"])
+@pytest.mark.parametrize("name", ["GPUEfficiencyExporterBlind", "GPUEfficiencyExporterMissing"])
 def test_a_blind_fleet_is_one_page(name: str) -> None:
-    assert silenced(fleet("FleetBlind"), node(name))
-    assert not silenced(fleet("FleetBlind", "west"), node(name))
-    assert not silenced(fleet("FleetBlind"), node("ExporterDown")), "that ticket names the nodes"
+    assert silenced(fleet("GPUEfficiencyFleetBlind"), node(name))
+    assert not silenced(fleet("GPUEfficiencyFleetBlind", "west"), node(name))
+    assert not silenced(fleet("GPUEfficiencyFleetBlind"), node("GPUEfficiencyExporterDown")), (
+        "that ticket names the nodes"
+    )
 
 
-@pytest.mark.parametrize("name", ["ExporterDown", "ExporterBlind"])
+@pytest.mark.parametrize("name", ["GPUEfficiencyExporterDown", "GPUEfficiencyExporterBlind"])
 def test_another_pack_s_alert_of_the_same_name_is_neither_silenced_nor_silences(name: str) -> None:
     foreign = node(name) | {"pack": "", "team": "network", "job": "snmp"}
-    sources = [fleet("FleetBlind"), node("ExporterDown"), node("SchedulerDataStale")]
+    sources = [
+        fleet("GPUEfficiencyFleetBlind"),
+        node("GPUEfficiencyExporterDown"),
+        node("GPUEfficiencySchedulerDataStale"),
+    ]
     assert not [source for source in sources if silenced(source, foreign)]
-    assert not silenced(foreign, node("ExporterBlind"))
+    assert not silenced(foreign, node("GPUEfficiencyExporterBlind"))
 
 
 def routes(route: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -127,9 +138,9 @@ def test_all_zombies_of_a_user_are_one_ticket() -> None:
     assert tickets["group_by"] == ["cluster", "alertname", "team", "user"]
 
 
-@pytest.mark.parametrize("name", ["GPUZombie", "GPUAllocatedWithoutProcess"])
+@pytest.mark.parametrize("name", ["GPUEfficiencyGPUZombie", "GPUEfficiencyGPUAllocatedWithoutProcess"])
 def test_the_owner_has_a_ticket_though_idle_money_pages(name: str) -> None:
-    assert not silenced(fleet("IdleAllocationCost"), job(name))
+    assert not silenced(fleet("GPUEfficiencyIdleAllocationCost"), job(name))
 
 
 def test_no_page_is_silenced() -> None:
@@ -138,10 +149,10 @@ def test_no_page_is_silenced() -> None:
 
 
 def test_every_alert_it_names_exists() -> None:
-    written = re.findall(r'alertname=~?"(.*?)"', EXAMPLE.read_text())
-    assert not [
-        part for text in written for part in text.split("|") if not any(re.fullmatch(part, name) for name in alerts())
-    ]
+    written = re.findall(r'alertname=~?"(GPUEfficiency|)\(?(.*?)\)?"', EXAMPLE.read_text())
+    named = [f"{prefix}{part}" for prefix, rest in written for part in rest.split("|")]
+    assert named
+    assert not [part for part in named if not any(re.fullmatch(part, name) for name in alerts())]
 
 
 def test_a_deadlock_is_told_within_the_sixth_minute() -> None:

@@ -69,29 +69,29 @@ def amid(name: str, story: Story, begin: int, *due: Due) -> dict[str, Case]:
 _PAGE = (1500, 1590)
 _SUSPECTED = (720, 810)
 # A rank that rests may be evaluating: that it is waited for is a ticket, not a hang.
-_EVALUATES = Due("StragglerRank", "41001", "rank 0 evaluates", (600, 1320))
-_EVALUATES_ELSEWHERE = Due("JobHungSuspected", "40500", "rank 0 evaluates", _SUSPECTED)
+_EVALUATES = Due("GPUEfficiencyStragglerRank", "41001", "rank 0 evaluates", (600, 1320))
+_EVALUATES_ELSEWHERE = Due("GPUEfficiencyJobHungSuspected", "40500", "rank 0 evaluates", _SUSPECTED)
 # Of a job with fewer GPUs than a node has it is a ticket.
 _DEADLOCK = (
-    Due("JobHungSuspected", "40500", "one rank never comes", _SUSPECTED),
-    Due("JobDeadlocked", "40500", "one rank never comes", _PAGE, "ticket"),
+    Due("GPUEfficiencyJobHungSuspected", "40500", "one rank never comes", _SUSPECTED),
+    Due("GPUEfficiencyJobDeadlocked", "40500", "one rank never comes", _PAGE, "ticket"),
 )
 _PAGED_DEADLOCK = (_DEADLOCK[0], _DEADLOCK[1]._replace(severity="page"))
 # A daemon or a Prometheus that was restarted needs its time anew.
 _INTERRUPTED_DEADLOCK = (
-    Due("JobHungSuspected", "40500", "one rank never comes", (720, 1300)),
-    Due("JobDeadlocked", "40500", "one rank never comes", (1500, 2200), "ticket"),
+    Due("GPUEfficiencyJobHungSuspected", "40500", "one rank never comes", (720, 1300)),
+    Due("GPUEfficiencyJobDeadlocked", "40500", "one rank never comes", (1500, 2200), "ticket"),
 )
-_GONE = Due("GPUAllocatedWithoutProcess", "41000", "held without a process", (2700, 2820))
-_RESTS = Due("GPUZombie", "41000", "a context and no kernel", (1800, 1920))
-_LEFT = Due("GPUUnownedProcess", "n0", "free", (600, 720))
+_GONE = Due("GPUEfficiencyGPUAllocatedWithoutProcess", "41000", "held without a process", (2700, 2820))
+_RESTS = Due("GPUEfficiencyGPUZombie", "41000", "a context and no kernel", (1800, 1920))
+_LEFT = Due("GPUEfficiencyGPUUnownedProcess", "n0", "free", (600, 720))
 # A job that has never worked may be preparing: six times as long.
 _NEVER_BEGAN = (
-    Due("JobHungSuspected", "41001", "the first collective never ends", _SUSPECTED),
-    Due("JobDeadlocked", "41001", "the first collective never ends", (1800, 1890), "ticket"),
+    Due("GPUEfficiencyJobHungSuspected", "41001", "the first collective never ends", _SUSPECTED),
+    Due("GPUEfficiencyJobDeadlocked", "41001", "the first collective never ends", (1800, 1890), "ticket"),
 )
 # Left to the profiler as zeros or old values, the counters are gone; ten minutes of it are a ticket.
-_BLIND = Due("ExporterBlind", "n0", "", (900, 1020))
+_BLIND = Due("GPUEfficiencyExporterBlind", "n0", "", (900, 1020))
 
 LOOKALIKES: Mapping[str, Case] = {
     "checkpoint": Case(Story(name="rank0_checkpoint", gpus=3)),
@@ -129,31 +129,33 @@ TROUBLES: Mapping[str, Case] = {
     "deadlock at the start": Case(Story(name="startup_hang", seconds=2400), _NEVER_BEGAN),
     "hang without profiling fields": Case(
         Story(name="all_ranks_wait", missing=PROFILED, seconds=2400),
-        (Due("JobHungSuspected", "41001", "all ranks wait", _SUSPECTED),),
+        (Due("GPUEfficiencyJobHungSuspected", "41001", "all ranks wait", _SUSPECTED),),
     ),
     "lost GPU": Case(
         Story(name="lost_gpu", gpus=3),
         # Its peers spin for ten minutes, until the watchdog of the collective library ends the job.
-        (Due("GPULost", "n0", "off the bus", (120, 180)),),
+        (Due("GPUEfficiencyGPULost", "n0", "off the bus", (120, 180)),),
     ),
     "straggler, every step": Case(
         Story(name="straggler", gpus=8, seconds=2400),
-        (Due("StragglerRank", "41001", "training with one slow rank", (900, 1320)),),
+        (Due("GPUEfficiencyStragglerRank", "41001", "training with one slow rank", (900, 1320)),),
     ),
     "straggler, half a minute at a time": Case(
-        Story(name="uneven", gpus=3), (Due("StragglerRank", "41001", "rank 0 computes on", (900, 1200)),)
+        Story(name="uneven", gpus=3), (Due("GPUEfficiencyStragglerRank", "41001", "rank 0 computes on", (900, 1200)),)
     ),
     "throttled": Case(
-        Story(name="throttled", gpus=1), (Due("GPUThrottledCostly", "n0", "training in hot air", (600, 1200)),)
+        Story(name="throttled", gpus=1),
+        (Due("GPUEfficiencyGPUThrottledCostly", "n0", "training in hot air", (600, 1200)),),
     ),
     "leaked process": Case(Story(name="leaked_process"), (_LEFT,)),
     **amid("leaked process", Story(name="leaked_process", seconds=2400), 1350, _LEFT),
     "keeper": Case(
-        Story(name="keeper", gpus=1, every=60, seconds=4500), (Due("GPUZombie", "41000", "resting", (1800, 2400)),)
+        Story(name="keeper", gpus=1, every=60, seconds=4500),
+        (Due("GPUEfficiencyGPUZombie", "41000", "resting", (1800, 2400)),),
     ),
     "zombie notebook": Case(
         Story(name="zombie_notebook", gpus=1, period=30, every=60, seconds=8400),
-        (Due("GPUZombie", "41500", "nobody is at the keyboard", (7200, 7320)),),
+        (Due("GPUEfficiencyGPUZombie", "41500", "nobody is at the keyboard", (7200, 7320)),),
     ),
     "idle context": Case(Story(name="idle_context", gpus=1, period=30, every=60), (_RESTS,)),
     **amid("idle context", Story(name="idle_context", gpus=1, period=30, every=60, seconds=6600), 2400, _RESTS),

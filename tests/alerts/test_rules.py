@@ -9,33 +9,38 @@ from tests.alerts.packs import FOLDER, Rule, alerts, files, plain, sheet
 from tests.alerts.promql import Binary, Literal, parse, walk
 
 SEVERITIES = {
-    "JobDeadlocked": "page",
-    "JobHungSuspected": "ticket",
-    "StragglerRank": "ticket",
-    "JobFlopsMisreported": "ticket",
-    "EfficiencyRegressed": "info",
-    "GPUZombie": "ticket",
-    "GPUAllocatedWithoutProcess": "ticket",
-    "GPUUnownedProcess": "ticket",
-    "GPULost": "ticket",
-    "GPUOversized": "info",
-    "GPUThrottledCostly": "ticket",
-    "IdleAllocationCost": "page",
-    "LowAllocationWithQueue": "ticket",
-    "ExporterDown": "ticket",
-    "ExporterMissing": "ticket",
-    "NodeScrapedTwice": "ticket",
-    "ExporterBlind": "ticket",
-    "FleetBlind": "page",
-    "ExporterProfilingBlocked": "ticket",
-    "ExporterClockSkew": "ticket",
-    "HistoryFailing": "ticket",
-    "SchedulerDataStale": "ticket",
-    "ConservationBroken": "ticket",
-    "ExemptionExpired": "ticket",
+    "GPUEfficiencyJobDeadlocked": "page",
+    "GPUEfficiencyJobHungSuspected": "ticket",
+    "GPUEfficiencyStragglerRank": "ticket",
+    "GPUEfficiencyJobFlopsMisreported": "ticket",
+    "GPUEfficiencyRegressed": "info",
+    "GPUEfficiencyGPUZombie": "ticket",
+    "GPUEfficiencyGPUAllocatedWithoutProcess": "ticket",
+    "GPUEfficiencyGPUUnownedProcess": "ticket",
+    "GPUEfficiencyGPULost": "ticket",
+    "GPUEfficiencyGPUOversized": "info",
+    "GPUEfficiencyGPUThrottledCostly": "ticket",
+    "GPUEfficiencyIdleAllocationCost": "page",
+    "GPUEfficiencyLowAllocationWithQueue": "ticket",
+    "GPUEfficiencyExporterDown": "ticket",
+    "GPUEfficiencyExporterMissing": "ticket",
+    "GPUEfficiencyNodeScrapedTwice": "ticket",
+    "GPUEfficiencyExporterBlind": "ticket",
+    "GPUEfficiencyFleetBlind": "page",
+    "GPUEfficiencyExporterProfilingBlocked": "ticket",
+    "GPUEfficiencyExporterClockSkew": "ticket",
+    "GPUEfficiencyHistoryFailing": "ticket",
+    "GPUEfficiencySchedulerDataStale": "ticket",
+    "GPUEfficiencyConservationBroken": "ticket",
+    "GPUEfficiencyExemptionExpired": "ticket",
 }
 OF_JOBS = {name for name in SEVERITIES if "job_id" in alerts()[name]["annotations"]["summary"]}
-ON_EXEMPT_JOBS = ("GPUZombie", "GPUAllocatedWithoutProcess", "GPUOversized", "IdleAllocationCost")
+ON_EXEMPT_JOBS = (
+    "GPUEfficiencyGPUZombie",
+    "GPUEfficiencyGPUAllocatedWithoutProcess",
+    "GPUEfficiencyGPUOversized",
+    "GPUEfficiencyIdleAllocationCost",
+)
 BY_SIZE = "{{ $labels.severity }}"
 """The severity of an alert whose records decide: a page, or below a size a ticket."""
 WRITTEN = {0.0, 1.0, 3.0}
@@ -44,7 +49,11 @@ WRITTEN = {0.0, 1.0, 3.0}
 
 def test_the_severities_are_those_agreed_and_three_page() -> None:
     said = {name: rule["labels"]["severity"] for name, rule in alerts().items()}
-    assert said == SEVERITIES | {"JobDeadlocked": BY_SIZE}
+    assert said == SEVERITIES | {"GPUEfficiencyJobDeadlocked": BY_SIZE}
+
+
+def test_no_alert_has_a_name_that_another_exporters_may_have() -> None:
+    assert all(name.startswith("GPUEfficiency") for name in SEVERITIES)
 
 
 def test_names_are_unique() -> None:
@@ -56,7 +65,7 @@ def test_names_are_unique() -> None:
 def test_an_alert_carries_its_pack_and_its_owner_s_team(name: str) -> None:
     labels = alerts()[name]["labels"]
     owner = '{{ or $labels.team "platform" }}' if name in OF_JOBS else "platform"
-    severity = BY_SIZE if name == "JobDeadlocked" else SEVERITIES[name]
+    severity = BY_SIZE if name == "GPUEfficiencyJobDeadlocked" else SEVERITIES[name]
     assert labels == {"severity": severity, "pack": "gpu-efficiency", "team": owner}
 
 
@@ -74,7 +83,7 @@ def test_an_alert_tells_a_person_what_to_do(name: str) -> None:
 
 _COUNTED = re.compile(r"\{\{[^{}]*(?:\$value|\.Value|\$\w+)[^{}]*\}\}\s+(?:GPUs|times|slow ranks|jobs|nodes)\b")
 """A number before a noun that is always in the plural."""
-NEVER_ONE = {"FleetBlind": ["{{ .Value }} GPUs"], "NodeScrapedTwice": ["{{ $value }} times"]}
+NEVER_ONE = {"GPUEfficiencyFleetBlind": ["{{ .Value }} GPUs"], "GPUEfficiencyNodeScrapedTwice": ["{{ $value }} times"]}
 """These fire for two nodes and two targets, at least."""
 
 

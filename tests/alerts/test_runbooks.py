@@ -166,7 +166,7 @@ def test_every_runbook_shows_how_to_tune() -> None:
 
 def test_a_change_of_exemptions_asks_for_no_restart() -> None:
     """They are reloaded, and a restart would make each daemon prove its zombies anew."""
-    assert "then restart" not in " ".join(TEXTS["ExemptionExpired"].split())
+    assert "then restart" not in " ".join(TEXTS["GPUEfficiencyExemptionExpired"].split())
 
 
 @each("command", sorted(set(commands())))

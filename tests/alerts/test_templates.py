@@ -24,8 +24,14 @@ from tests.waiting import wait_for
 
 pytestmark = pytest.mark.e2e
 
-LABELS = {"alertname": "JobDeadlocked", "severity": "page", "cluster": "east", "job_id": "7", "pack": "gpu-efficiency"}
-RUNBOOK, BOARD = "docs/runbooks/JobDeadlocked.md", "/d/gpu-efficiency-zombies?var-job_id=7"
+LABELS = {
+    "alertname": "GPUEfficiencyJobDeadlocked",
+    "severity": "page",
+    "cluster": "east",
+    "job_id": "7",
+    "pack": "gpu-efficiency",
+}
+RUNBOOK, BOARD = "docs/runbooks/GPUEfficiencyJobDeadlocked.md", "/d/gpu-efficiency-zombies?var-job_id=7"
 ALERTS = [
     {
         "labels": LABELS | {"team": team},
@@ -168,7 +174,7 @@ def _config(posts: int, letters: int) -> dict[str, Any]:
 
 TITLE = f"PAGE JobDeadlocked: {ALERTS[0]['annotations']['summary']} (and 1 more)"
 LINKS = {
-    "https://runbooks.example/JobDeadlocked.md", f"https://grafana.example{BOARD}",
+    "https://runbooks.example/GPUEfficiencyJobDeadlocked.md", f"https://grafana.example{BOARD}",
 }  # fmt: skip
 
 
@@ -234,7 +240,7 @@ def test_nine_zombies_of_a_user_are_one_notification(tmp_path: Path) -> None:
     for route in routes(content["route"]):
         if "group_wait" in route:
             route["group_wait"] = "3s"
-    labels = LABELS | {"alertname": "GPUZombie", "severity": "ticket", "team": "platform"}
+    labels = LABELS | {"alertname": "GPUEfficiencyGPUZombie", "severity": "ticket", "team": "platform"}
     jobs = [("ann", number) for number in range(9)] + [("bob", 9)]
     alerts = [{"labels": labels | {"user": user, "job_id": f"{number}"}} for user, number in jobs]
     with ThreadingHTTPServer(("127.0.0.1", 0), Web) as posts:

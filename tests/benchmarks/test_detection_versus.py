@@ -68,12 +68,12 @@ def test_the_delays_are_those_of_the_alerts() -> None:
     """What is added to each time, and what was waited for in the runs, as the rules say it."""
     groups = [group for name in ("jobs.yaml", "gpus.yaml") for group in packs.groups()[name]]
     rules = {rule["alert"]: (rule, group) for group in groups for rule in group["rules"] if "alert" in rule}
-    page, quick = rules["JobDeadlocked"]
+    page, quick = rules["GPUEfficiencyJobDeadlocked"]
     assert "for" not in page
     assert quick["interval"] == f"{versus.FAST:.0f}s"
-    ticket, slow = rules["JobHungSuspected"]
+    ticket, slow = rules["GPUEfficiencyJobHungSuspected"]
     assert ticket["for"] == f"{TICKET // (60 * SECOND)}m"
-    zombie, third = rules["GPUZombie"]
+    zombie, third = rules["GPUEfficiencyGPUZombie"]
     assert "for" not in zombie
     assert "interval" not in {**slow, **third}
     roads = {one.key: one.road for one in ENTRANTS}

@@ -117,21 +117,21 @@ def test_a_rule_that_reads_its_own_last_value_hands_it_on(past: Past) -> None:
 
 
 def test_an_alert_is_there_while_its_expression_is_true(past: Past) -> None:
-    ((labels, value),) = past.ask('ALERTS{alertname="ExporterDown"}', END)
+    ((labels, value),) = past.ask('ALERTS{alertname="GPUEfficiencyExporterDown"}', END)
     assert value == 1
     assert labels.items() >= {
         "alertstate": "firing", "instance": "n2:1", "cluster": "a", "severity": "ticket", "team": "platform",
     }.items()  # fmt: skip
-    assert past.ask('ALERTS{alertname="ExporterDown"}', SILENT - 60) == []
+    assert past.ask('ALERTS{alertname="GPUEfficiencyExporterDown"}', SILENT - 60) == []
 
 
 def test_an_alert_is_its_jobs_teams_or_else_the_platforms(past: Past) -> None:
     target = Target(job="teams")
     target.scraped(END, 'owned{team="red"} 1\nowned{of="nobody"} 1\n')
     past.write(target.series)
-    alert = next(rule for rule in rules("gpus.yaml") if rule.labels["alertname"] == "GPUZombie")
+    alert = next(rule for rule in rules("gpus.yaml") if rule.labels["alertname"] == "GPUEfficiencyGPUZombie")
     past.record([Rule(name="ALERTS", expr="owned", labels=alert.labels)], start=END, end=END)
-    found = past.ask('ALERTS{alertname="GPUZombie"}', END)
+    found = past.ask('ALERTS{alertname="GPUEfficiencyGPUZombie"}', END)
     assert sorted(labels["team"] for labels, _ in found) == ["platform", "red"]
 
 

@@ -56,13 +56,13 @@ currency = "USD"
 """
 """So small a fleet is not blind with one of its nodes unseen."""
 EXPECTED = {
-    "JobDeadlocked": TRAINING.job_id,
-    "GPUZombie": NOTEBOOK.job_id,
-    "IdleAllocationCost": "",
-    "ExporterDown": f"gpu-node-{VICTIM:02d}",
+    "GPUEfficiencyJobDeadlocked": TRAINING.job_id,
+    "GPUEfficiencyGPUZombie": NOTEBOOK.job_id,
+    "GPUEfficiencyIdleAllocationCost": "",
+    "GPUEfficiencyExporterDown": f"gpu-node-{VICTIM:02d}",
 }
 """Each alert there is a reason for, and whom it is about."""
-MENDABLE = {"JobDeadlocked", "GPUZombie", "IdleAllocationCost"}
+MENDABLE = {"GPUEfficiencyJobDeadlocked", "GPUEfficiencyGPUZombie", "GPUEfficiencyIdleAllocationCost"}
 
 
 def _ms(minutes: float) -> int:
@@ -180,19 +180,19 @@ def test_what_is_mended_is_resolved_once_each(outcome: Outcome) -> None:
 
 def test_two_of_them_wake_somebody_and_each_comes_to_whom_it_concerns(outcome: Outcome) -> None:
     assert {told.name: (told.labels["severity"], told.labels["team"], told.receiver) for told in outcome.told} == {
-        "JobDeadlocked": ("page", "llm", "platform-pages"),
-        "IdleAllocationCost": ("page", "platform", "platform-pages"),
-        "GPUZombie": ("ticket", "vision", "vision-tickets"),
-        "ExporterDown": ("ticket", "platform", "platform-tickets"),
+        "GPUEfficiencyJobDeadlocked": ("page", "llm", "platform-pages"),
+        "GPUEfficiencyIdleAllocationCost": ("page", "platform", "platform-pages"),
+        "GPUEfficiencyGPUZombie": ("ticket", "vision", "vision-tickets"),
+        "GPUEfficiencyExporterDown": ("ticket", "platform", "platform-tickets"),
     }
 
 
 def test_a_deadlock_of_64_gpus_pages_within_six_minutes_and_not_before_five(outcome: Outcome) -> None:
-    assert 5 <= outcome.world.minute(outcome.first("JobDeadlocked").at) - HANG <= 6
+    assert 5 <= outcome.world.minute(outcome.first("GPUEfficiencyJobDeadlocked").at) - HANG <= 6
 
 
 def test_the_page_of_a_deadlock_names_job_culprit_and_money(outcome: Outcome) -> None:
-    text = outcome.first("JobDeadlocked").text
+    text = outcome.first("GPUEfficiencyJobDeadlocked").text
     assert re.search(r"Job 4711 \(pretrain\) of ada, team llm, hangs for [\d.ms ]+: 64 GPUs, 160\.00 USD an hour", text)
     assert re.findall(r"Rank (\d+), node (\S+), GPU (\d+)", text) == [("43", "gpu-node-05", "3")]
     assert re.search(r"None of its GPUs works; that has cost \d+\.\d\d USD so far", text)
@@ -200,18 +200,20 @@ def test_the_page_of_a_deadlock_names_job_culprit_and_money(outcome: Outcome) ->
 
 def test_the_page_ends_with_the_job_though_one_of_its_nodes_cannot_be_asked(outcome: Outcome) -> None:
     """Two minutes, and one in which Alertmanager gathers what belongs together."""
-    (resolved,) = (told for told in outcome.told if (told.name, told.status) == ("JobDeadlocked", "resolved"))
+    (resolved,) = (
+        told for told in outcome.told if (told.name, told.status) == ("GPUEfficiencyJobDeadlocked", "resolved")
+    )
     assert 0 < outcome.world.minute(resolved.at) - CANCELLED < 3
 
 
 def test_the_ticket_of_a_zombie_names_its_owner_and_node(outcome: Outcome) -> None:
-    text = outcome.first("GPUZombie").text
+    text = outcome.first("GPUEfficiencyGPUZombie").text
     assert re.search(r"Job 4800 \(jupyter\) of grace, team vision: 2 GPUs idle for [\d.ms ]+, 5\.00 USD an hour", text)
     assert "Nodes: gpu-node-08." in text
 
 
 def test_the_page_of_idle_money_says_how_much_and_who(outcome: Outcome) -> None:
-    text = outcome.first("IdleAllocationCost").text
+    text = outcome.first("GPUEfficiencyIdleAllocationCost").text
     (money,) = re.findall(r"idle GPUs cost (\d+\.\d\d) USD an hour", text)
     assert 6 < float(money) <= 21
     (nobody,) = re.findall(r"the budget is 6\.00\. Of it GPUs that no job holds cost (\d+\.\d\d)\.", text)
@@ -222,7 +224,10 @@ def test_the_page_of_idle_money_says_how_much_and_who(outcome: Outcome) -> None:
 
 
 def test_the_ticket_of_a_dead_exporter_names_its_node(outcome: Outcome) -> None:
-    assert "Node gpu-node-02: the GPU efficiency exporter does not answer" in outcome.first("ExporterDown").text
+    assert (
+        "Node gpu-node-02: the GPU efficiency exporter does not answer"
+        in outcome.first("GPUEfficiencyExporterDown").text
+    )
 
 
 def test_every_text_is_whole(outcome: Outcome) -> None:

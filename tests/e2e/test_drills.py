@@ -20,7 +20,12 @@ from tests.ports import free_port
 from tests.waiting import PATIENCE, wait_for
 
 pytestmark = pytest.mark.e2e
-NAMES = ("ExemptionExpired", "ExporterMissing", "HistoryFailing", "JobDeadlocked")
+NAMES = (
+    "GPUEfficiencyExemptionExpired",
+    "GPUEfficiencyExporterMissing",
+    "GPUEfficiencyHistoryFailing",
+    "GPUEfficiencyJobDeadlocked",
+)
 
 
 def _snippet(program: Program) -> list[dict[str, Any]]:
@@ -86,4 +91,4 @@ def _alerts(client: httpx.Client, name: str) -> list[dict[str, Any]]:
 def test_a_drill_fires_its_alert_in_a_real_prometheus(client: httpx.Client, name: str) -> None:
     (alert,) = wait_for(lambda: _alerts(client, name), f"{name} fires", seconds=3 * PATIENCE)
     assert f"drill-{name}" in alert["annotations"]["summary"]
-    assert alert["labels"]["severity"] == ("page" if name == "JobDeadlocked" else "ticket")
+    assert alert["labels"]["severity"] == ("page" if name == "GPUEfficiencyJobDeadlocked" else "ticket")

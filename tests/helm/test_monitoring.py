@@ -168,14 +168,17 @@ def test_every_alert_can_be_overridden_and_nothing_else_changes() -> None:
 
 
 def test_an_override_of_one_alert_is_of_that_one_alone() -> None:
-    before, after = _alerts(environment("gpu-operator")), _alerts(_with_rules(alerts={"GPULost": {"for": "9m"}}))
-    assert {name for name in before if before[name] != after[name]} == {"GPULost"}
-    assert after["GPULost"]["for"] == "9m"
+    before, after = (
+        _alerts(environment("gpu-operator")),
+        _alerts(_with_rules(alerts={"GPUEfficiencyGPULost": {"for": "9m"}})),
+    )
+    assert {name for name in before if before[name] != after[name]} == {"GPUEfficiencyGPULost"}
+    assert after["GPUEfficiencyGPULost"]["for"] == "9m"
 
 
 def test_an_alert_and_a_group_can_be_left_out() -> None:
     found = environment("everything")
-    assert set(_alerts(environment("gpu-operator"))) - set(_alerts(found)) == {"GPUZombie"}
+    assert set(_alerts(environment("gpu-operator"))) - set(_alerts(found)) == {"GPUEfficiencyGPUZombie"}
     groups = {g["name"]: g for groups in _rules(found).values() for g in groups}
     assert "gpu-efficiency-owners" not in groups
     assert groups["gpu-efficiency-gpu-alerts"]["interval"] == "1m"
@@ -186,11 +189,14 @@ def test_an_alert_and_a_group_can_be_left_out() -> None:
 
 
 def test_labels_of_all_alerts_yield_to_those_of_one() -> None:
-    rules = {"alertLabels": {"env": "prod", "team": "sre"}, "alerts": {"GPULost": {"labels": {"team": "hardware"}}}}
+    rules = {
+        "alertLabels": {"env": "prod", "team": "sre"},
+        "alerts": {"GPUEfficiencyGPULost": {"labels": {"team": "hardware"}}},
+    }
     after = _alerts(_with_rules(**rules))
     assert {a["labels"]["env"] for a in after.values()} == {"prod"}
-    assert {n for n, a in after.items() if a["labels"]["team"] != "sre"} == {"GPULost"}
-    assert after["GPULost"]["labels"]["team"] == "hardware"
+    assert {n for n, a in after.items() if a["labels"]["team"] != "sre"} == {"GPUEfficiencyGPULost"}
+    assert after["GPUEfficiencyGPULost"]["labels"]["team"] == "hardware"
 
 
 def test_links_of_alerts_lead_to_your_own_pages() -> None:
@@ -202,9 +208,11 @@ def test_links_of_alerts_lead_to_your_own_pages() -> None:
         assert re.match(r"(\{\{ if [^}]+\}\})?/d/gpu-efficiency-", path)
         assert rule["annotations"]["dashboard_url"] == f"https://grafana.example{path}"
     own = {"annotations": {"runbook_url": "https://x.example/1"}}
-    kept = _alerts(_with_rules(runbookBaseUrl="https://wiki.example/", alerts={"GPULost": own}))
-    assert kept["GPULost"]["annotations"]["runbook_url"] == "https://x.example/1"
-    assert kept["GPUZombie"]["annotations"]["runbook_url"] == "https://wiki.example/GPUZombie.md"
+    kept = _alerts(_with_rules(runbookBaseUrl="https://wiki.example/", alerts={"GPUEfficiencyGPULost": own}))
+    assert kept["GPUEfficiencyGPULost"]["annotations"]["runbook_url"] == "https://x.example/1"
+    assert (
+        kept["GPUEfficiencyGPUZombie"]["annotations"]["runbook_url"] == "https://wiki.example/GPUEfficiencyGPUZombie.md"
+    )
 
 
 def _boards(found: tuple[Manifest, ...] | list[Manifest]) -> dict[str, Any]:

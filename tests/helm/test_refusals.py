@@ -26,8 +26,11 @@ BY_SCHEMA: list[tuple[dict[str, Any], str]] = [
     ({"podMonitor": {"intervall": "1m"}}, "'/podMonitor': additional properties 'intervall'"),
     ({"dashboards": {"grafanaOperator": {"enable": True}}}, "'/dashboards/grafanaOperator': additional properties"),
     ({"web": {"config": {"tls_server": {}}}}, "'/web/config': additional properties 'tls_server'"),
-    ({"rules": {"alerts": {"GPUZombie": {"threshold": 3}}}}, "'/rules/alerts/GPUZombie': additional properties"),
-    ({"rules": {"alerts": {"GPUZombie": {"for": "soon"}}}}, "'/rules/alerts/GPUZombie/for'"),
+    (
+        {"rules": {"alerts": {"GPUEfficiencyGPUZombie": {"threshold": 3}}}},
+        "'/rules/alerts/GPUEfficiencyGPUZombie': additional properties",
+    ),
+    ({"rules": {"alerts": {"GPUEfficiencyGPUZombie": {"for": "soon"}}}}, "'/rules/alerts/GPUEfficiencyGPUZombie/for'"),
     ({"source": "cuda"}, f"'/source': value must be one of {_quoted('auto', *SOURCES)}"),
     ({"scheduler": "slurm"}, f"'/scheduler': value must be one of {_quoted(*IN_PODS)}"),
     ({"dcgm": {"address": "nvidia-dcgm"}}, "'/dcgm/address'"),
@@ -102,7 +105,10 @@ BY_WORDS: list[tuple[dict[str, Any], str]] = [
         {"dashboards": {"enabled": True, "exclude": ["fleet"]}},
         "there is no dashboard fleet; there are gpu-efficiency-c",
     ),
-    ({"rules": {"enabled": True, "alerts": {"GPUZombi": {}}}}, "there is no such alert; there are ConservationBroken,"),
+    (
+        {"rules": {"enabled": True, "alerts": {"GPUZombi": {}}}},
+        "there is no such alert; there are GPUEfficiencyConservationBroken,",
+    ),
     ({"rules": {"enabled": True, "groups": {"days": {}}}}, "there is no such group; there are gpu-efficiency,"),
     (
         {"rules": {"enabled": True, "groups": {"gpu-efficiency": {"interval": "2m"}}}},

@@ -84,7 +84,7 @@ def test_what_is_new_has_its_default(reused: Chart, user: dict[str, Any]) -> Non
 def test_what_is_new_can_be_switched_on(reused: Chart) -> None:
     """--reuse-values with --set: a new section of which the older values know nothing, or a part."""
     given = {
-        "rules": {"enabled": True, "alerts": {"GPULost": {"for": "1m"}}},
+        "rules": {"enabled": True, "alerts": {"GPUEfficiencyGPULost": {"for": "1m"}}},
         "dashboards": {"enabled": True},
         "networkPolicy": {"enabled": True},
         "cluster": {"extraArgs": ["--log.level", "debug"]},

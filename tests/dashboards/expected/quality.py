@@ -67,8 +67,8 @@ ROWS = (
         worth=lambda played: unseen(played, 5) * 12,
     ),
     Expected(
-        panel="Alerts on the exporter", scenario="telemetry_outage", letter="B", where={"alertname": "ExporterBlind"},
-        worth=always(1), within=0,
+        panel="Alerts on the exporter", scenario="telemetry_outage", letter="B",
+        where={"alertname": "GPUEfficiencyExporterBlind"}, worth=always(1), within=0,
     ),
     Expected(
         panel="Where figures come from", scenario="fleet", where={"source": "simulation"},

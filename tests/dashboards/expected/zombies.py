@@ -76,11 +76,11 @@ ROWS = (
             panel=WORST, scenario=story, letter=letter, where=where, worth=worth, within=within, variables=RUNBOOKS
         )
         for story, letter, where, worth, within in (
-            ("deadlock", "A", STUCK | {"runbook": "JobDeadlocked"}, in_state("hung"), 0),
+            ("deadlock", "A", STUCK | {"runbook": "GPUEfficiencyJobDeadlocked"}, in_state("hung"), 0),
             ("deadlock", "B", STUCK | USD, cost_of("hung"), 1e-6),
             ("deadlock", "E", STUCK | {"gpu": "0", "rank": "0"}, lambda _: 1, 0),
             ("deadlock", "F", STUCK, lambda played: (job(played, "41001").spin_since or 0) / MILLISECOND, 1e-9),
-            ("zombie_notebook", "A", {"runbook": "GPUZombie"}, lambda _: 1, 0),
+            ("zombie_notebook", "A", {"runbook": "GPUEfficiencyGPUZombie"}, lambda _: 1, 0),
         )
     ),
     Expected(panel="Lost an hour, now", scenario="deadlock", where=USD, worth=cost_of("hung")),
@@ -116,12 +116,13 @@ ROWS = (
     ),
     Expected(
         panel="Firing alerts on jobs and GPUs", scenario="deadlock", letter="C",
-        where={"alertname": "JobDeadlocked", "runbook": "JobDeadlocked"} | STUCK, variables=RUNBOOKS,
+        where={"alertname": "GPUEfficiencyJobDeadlocked", "runbook": "GPUEfficiencyJobDeadlocked"} | STUCK,
+        variables=RUNBOOKS,
         worth=lambda played: TICKET * (played.states()["hung"] > 0), within=0,
     ),
     Expected(
         panel="Firing alerts on jobs and GPUs", scenario="fleet", letter="B", within=0,
-        where={"alertname": "GPUZombie", "user": "grace"}, worth=in_state("zombie"),
+        where={"alertname": "GPUEfficiencyGPUZombie", "user": "grace"}, worth=in_state("zombie"),
     ),
     Expected(
         panel="Culprits of hangs", scenario="deadlock", where=STUCK | {"gpu": "0"}, within=0,
