@@ -178,9 +178,10 @@ def test_while_the_engine_hangs_scrapes_are_answered_and_the_time_is_unobserved(
         engine.says("sleep dcgmGetValuesSince_v2 1800")
     else:
         engine.restarts("sleep dcgmConnect_v2 1800")
-    hung = served.until(lambda page: page.total("faults_total", kind="source_hung"), "the hang is told")
+    unseen_all = {("unobserved", "source_hung")}  # a busy machine can make a fault of its own, which ends by itself
+    hung = served.until(lambda page: set(page.states().values()) == unseen_all, "the hang is told")
     assert served.get("/readyz").status_code == 200
-    assert set(hung.states().values()) == {("unobserved", "source_hung")}
+    assert hung.total("faults_total", kind="source_hung") > 0
     assert hung.rows("power_watts") == []
     engine.says()
     wait_for(lambda: "source answers again" in served.program.log(), "the call returns")
@@ -289,9 +290,10 @@ def test_refused_counters_are_told_with_what_to_do_and_a_new_layout_is_seen_whil
     served = serve()
     first = served.until(lambda page: useful(page, "4", "5", "6"), "the others' useful time")
     for gpu, words in enumerate(REFUSED.values()):
-        (line,) = [line for line in served.program.log().splitlines() if f"GPU {gpu} (GPU-" in line]
-        assert "profiling_refused" in line
-        assert words in line
+        # More than one where the machine was so busy that the engine was left and met again.
+        lines = [line for line in served.program.log().splitlines() if f"GPU {gpu} (GPU-" in line]
+        assert lines
+        assert all("profiling_refused" in line and words in line for line in lines)
     poor = first.states()
     assert {poor[f"{gpu}"][0] for gpu in range(4)} == {"active"}  # as the driver's own utilisation shows them
     engine.stands("gpu 5 mig 3g.40gb 2g.20gb")
