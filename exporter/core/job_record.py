@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from msgspec import Struct
 
 from exporter.core.collectives import CommunicationView
+from exporter.core.hangs import Hang
 from exporter.core.leaks import LEAK_NAMES, Amount, sum_by_layer
 from exporter.core.model import JOULE, SECOND, Owner
 from exporter.core.pipes import TENSOR
@@ -106,6 +107,8 @@ class JobRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """In order of time; between two of them the cost grows with `paid`."""
     left: bool = False
     """Whether it had released its GPUs by `end`, as far as this ledger saw."""
+    hang: Hang | None = None
+    """The hang it was in at `end`; None for a job that has ended."""
 
     @property
     def layers(self) -> Layers:
@@ -249,4 +252,5 @@ def build_job_record(
         evidence={leak: dict(kinds) for leak, kinds in job.evidence.items()},
         price_changes=price_changes,
         left=not job.gpus,
+        hang=job.hang,
     )

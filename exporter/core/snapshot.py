@@ -16,6 +16,7 @@ from msgspec import Struct
 from exporter.core.collectives import CommunicationView, communication_view
 from exporter.core.evidence import HANG_SIGNS, LARGEST_AMOUNT, hang_signs
 from exporter.core.findings import current_finding
+from exporter.core.hangs import Hang, current_hang
 from exporter.core.host import HostView, PortState, current_ports, host_view
 from exporter.core.leaks import LAYER_OF, sum_by_layer
 from exporter.core.ledger import SPREAD_BINS, AccountKey, Book, CounterSample, Gpu, Job, Ledger, MigSlice
@@ -223,6 +224,8 @@ class JobView(Struct, frozen=True):
     """Bandwidth tensor-parallel groups lose by exceeding an NVLink domain, bytes per second; None: none or unknown."""
     finding: HangFinding | None = None
     """The rank that the others wait for, while they spin; None: they do not, or it is unknown."""
+    hang: Hang | None = None
+    """None: it does not hang now, or that is not confirmed."""
     useful_pipe: str = TENSOR
     """The pipe whose activity is its useful work, one of PIPES; none: eMFU does not apply."""
     bounds: Mapping[str, Bounds] = {}
@@ -340,6 +343,12 @@ class Snapshot(Struct, frozen=True, dict=True):
     def recent(self) -> Layers:
         """Layers of the whole node over the short window."""
         return layers(sum_by_leak(gpu.counters.parts(gpu.counters.short) for gpu in self.gpus))
+
+    @cached_property
+    def hung_since(self) -> Mapping[str, float]:
+        """When each GPU that is in a hang began to make no progress, Unix seconds, by its index or UUID."""
+        hung = [gpu for job in self.jobs if job.hang is not None for gpu in job.hang.gpus]
+        return {gpu.gpu: gpu.since for gpu in sorted(hung, key=lambda gpu: -gpu.since)}
 
     @cached_property
     def models(self) -> tuple[ModelView, ...]:
@@ -482,6 +491,7 @@ def _job(ledger: Ledger, job: Job, at: int, terms: Terms) -> JobView:
     spinning = [gpu.timers.spin_since for gpu in suspects]
     without_process = [gpu.timers.bare_since for gpu in holding if gpu.timers.bare_since is not None]
     used = [valid_value(gpu.reading, "memory_used_bytes") for gpu in holding if _live(gpu)]
+    finding = current_finding(job, holding)
     known = [bytes_ for bytes_ in used if bytes_ is not None]
     return JobView(
         owner=job.owner,
@@ -506,7 +516,8 @@ def _job(ledger: Ledger, job: Job, at: int, terms: Terms) -> JobView:
         bandwidth=_bandwidth(holding) if job.service is not None else None,
         host=None if job.host is None else host_view(job.host, at),
         tensor_parallel_lost=_tensor_parallel_lost(job, holding),
-        finding=current_finding(job, holding),
+        finding=finding,
+        hang=current_hang(name, holding, finding, at=at, wall=ledger.wall),
         useful_pipe=job.owner.useful_pipe or job.level_tracker.pipes.pipe(),
         bounds=bounds_by_leak(job.book.parts, job.uncertainty),
         evidence=evidence_by_leak(job.book.parts, job.uncertainty),

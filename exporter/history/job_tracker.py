@@ -131,7 +131,8 @@ class JobTracker:
 
     def all_records(self, snapshot: Snapshot) -> list[JobRecord]:
         """Return records of all jobs, marked as ended because this ledger is not continued."""
-        return [msgspec.structs.replace(self._record(job, snapshot), running=False) for job in snapshot.jobs]
+        records = (self._record(job, snapshot) for job in snapshot.jobs)
+        return [msgspec.structs.replace(record, running=False, hang=None) for record in records]
 
     # -- jobs --
 

@@ -28,6 +28,7 @@ from exporter.report.model import (
     LatencySummary,
     LayerRatios,
     NodeShare,
+    OngoingHang,
     QualityMetric,
     RankSummary,
     RunPeriod,
@@ -520,6 +521,7 @@ class RunData(Struct, frozen=True, kw_only=True):
     communication: CommunicationSummary | None = None
     useful_pipe: str = TENSOR
     simulated: bool = False
+    hang: OngoingHang | None = None
 
 
 def build_report(run: RunData) -> JobReport:
@@ -574,6 +576,7 @@ def build_report(run: RunData) -> JobReport:
         stalls=dict(sorted(run.stalls.items(), key=lambda each: (-each[1], each[0]))),
         communication=run.communication,
         useful_pipe=run.useful_pipe if run.useful_pipe in PIPE_NOTES else UNSET,
+        hang=UNSET if run.hang is None else run.hang,
     )
 
 

@@ -12,15 +12,25 @@ from importlib import resources
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
+from msgspec import UNSET
 
 from exporter.colours import FILL_CONTRAST, LAYERS, TEXT_CONTRAST, shade
+from exporter.core.hangs import HUNG
 from exporter.formatting import NO_VALUE, format_percent, readable_name
 from exporter.report import charts
 from exporter.report.charts import lost_parts, part_kind, waterfall_total
 from exporter.report.model import JobReport, LayerRatios, ReportComparison
 from exporter.report.summary import SummaryRow, UsageSummary
 from exporter.report.svg import escaped
-from exporter.report.text import ADVICE_TITLE, MAX_LEAKS, ReportTable, TableRow, energy_suffix, plural
+from exporter.report.text import (
+    ADVICE_TITLE,
+    MAX_LEAKS,
+    ReportTable,
+    TableRow,
+    energy_suffix,
+    hang_title,
+    plural,
+)
 
 _FILLED = ("gau", "ectr", "emfu", "useful")
 
@@ -88,6 +98,9 @@ AnyReport = JobReport | ReportComparison | UsageSummary
 def render_html(report: AnyReport, tables: Sequence[ReportTable]) -> str:
     """Render the whole file."""
     heading, *others = tables if tables and _is_heading(tables[0]) else (ReportTable(), *tables)
+    title = hang_title(report) if isinstance(report, JobReport) else ""
+    hang = next((table for table in others if title and table.title == title), None)
+    others = [table for table in others if table is not hang]
     context: dict[str, object] = {
         "facts": heading.prose,
         "policy": Markup(CONTENT_SECURITY_POLICY),  # noqa: S704  a constant  # nosec B704
@@ -95,6 +108,7 @@ def render_html(report: AnyReport, tables: Sequence[ReportTable]) -> str:
         "advice_title": ADVICE_TITLE,
         "advice": None,
         "comparison": None,
+        "hang": hang,
         "tables": others,
     }
     context |= _page(report) | ({"title": heading.title} if heading.title else {})
@@ -169,9 +183,12 @@ def _change(comparison: ReportComparison) -> str:
 
 def _advice(report: JobReport | UsageSummary, tables: Sequence[ReportTable]) -> dict[str, object]:
     """Return the largest leaks as cards, which replace the table of advice."""
-    largest = sorted(lost_parts(waterfall_total(report)), key=lambda part: -part.gpu_hours)[:MAX_LEAKS]
+    hangs = isinstance(report, JobReport) and report.hang is not UNSET
+    order = sorted(
+        lost_parts(waterfall_total(report)), key=lambda part: (not (hangs and part.name == HUNG), -part.gpu_hours)
+    )
     return {
-        "advice": largest if report.parts else None,
+        "advice": order[:MAX_LEAKS] if report.parts else None,
         "tables": [table for table in tables if table.title != ADVICE_TITLE],
     }
 

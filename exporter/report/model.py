@@ -8,6 +8,8 @@ are public.
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
+from exporter.core.hangs import HUNG
+
 LOSS_LAYERS = ("gau", "ectr", "emfu")
 """Layers of the waterfall in which GPU time is lost, in the order in which their ratios are multiplied."""
 
@@ -260,6 +262,32 @@ class FailureCost(Struct, frozen=True, kw_only=True):
     money: float | None = None
 
 
+class NodeHang(Struct, frozen=True, kw_only=True):
+    """A node's part of a hang."""
+
+    node: str
+    gpus: float
+    """Number of GPUs that hang."""
+    text: str
+    """Which of them spin and which the others wait for, as far as that is known."""
+
+
+class OngoingHang(Struct, frozen=True, kw_only=True):
+    """A hang that lasts at the end of the report."""
+
+    since: float
+    """Unix seconds at which the first GPU began to spin."""
+    seconds: float
+    """From then to the end of the report."""
+    nodes: tuple[NodeHang, ...]
+    do: str
+    """What to do."""
+    gpu_hours: float | None = None
+    """GPU-hours since then; None if the source is Prometheus, as is the next."""
+    unconfirmed_gpu_hours: float | None = None
+    """Those before the hang was confirmed, which are booked as other leaks."""
+
+
 class WhatIf(Struct, frozen=True, kw_only=True):
     """What a change would gain, in one of three ways: fewer GPUs, less time, or more work.
 
@@ -370,6 +398,8 @@ class JobReport(Struct, frozen=True, kw_only=True):
     """Only in reports from stores or nodes."""
     useful_pipe: str | UnsetType = UNSET
     """fp64 or fp32: the pipe whose activity is its useful work; none: eMFU does not apply; absent: the tensor cores."""
+    hang: OngoingHang | UnsetType = UNSET
+    """Absent unless the job hangs now."""
 
     def json(self) -> bytes:
         """Return the report as JSON."""
@@ -377,8 +407,9 @@ class JobReport(Struct, frozen=True, kw_only=True):
 
     @property
     def losses(self) -> tuple[WaterfallPart, ...]:
-        """The leaks among `parts`."""
-        return tuple(part for part in self.parts if part.layer in LOSS_LAYERS)
+        """The leaks among `parts`; that of a hang that lasts comes first."""
+        losses = (part for part in self.parts if part.layer in LOSS_LAYERS)
+        return tuple(sorted(losses, key=lambda part: self.hang is UNSET or part.name != HUNG))
 
     @property
     def equivalent_gpus(self) -> float | None:

@@ -10,7 +10,9 @@ from math import ceil
 
 from msgspec.structs import replace
 
-from exporter.core.model import SECOND
+from exporter.core.findings import describe_culprit
+from exporter.core.hangs import HUNG, Hang
+from exporter.core.model import SECOND, HangFinding
 from exporter.core.pipes import TENSOR
 from exporter.core.prices import NO_PRICE
 from exporter.report.build import (
@@ -31,10 +33,20 @@ from exporter.report.build import (
     weighted_mean,
     with_tokens,
 )
-from exporter.report.model import JobIdentity, JobReport, QualityMetric, ReportError, RunPeriod, ServingSummary
+from exporter.report.hangs import ongoing_hang
+from exporter.report.model import (
+    JobIdentity,
+    JobReport,
+    OngoingHang,
+    QualityMetric,
+    ReportError,
+    RunPeriod,
+    ServingSummary,
+)
 from exporter.report.prometheus_run import PrometheusRunData, split_at_falls
 from exporter.report.query import (
     DAY_SECONDS,
+    LOOKBACK_SECONDS,
     InstanceKey,
     InstanceRun,
     JobQuery,
@@ -233,6 +245,58 @@ def _run_data(data: PrometheusRunData, books: JobBooks) -> RunData:
         stalls={cause: spent / 3600 for cause, spent in metrics.by_label("cause", "stall_seconds").items() if spent},
         unseen=tuple(_unseen_notes(data)),
         simulated=data.simulated(),
+        hang=ongoing_hang_of(data),
+    )
+
+
+def ongoing_hang_of(data: PrometheusRunData) -> OngoingHang | None:
+    """Return the hang in which the job is at the run's end, on the nodes that are scraped then; None if there is none.
+
+    Without the number of GPU-hours: the series of a job do not have the shares of its GPUs.
+    """
+    run, metrics = data.run, data.metrics
+    current = {each.instance for each in run.instance_runs if not each.ended and each.end > run.end - LOOKBACK_SECONDS}
+    hung = [each for each in metrics.gauges("state_gpus") if each.labels.get("state") == HUNG and each.value > 0]
+    gpus = {each.instance: each.value for each in hung if each.instance in current}
+    if not (run.running and gpus):
+        return None
+    began = {each.instance: each.value for each in metrics.gauges("spin_since_timestamp_seconds")}
+    culprits = {each.instance: each for each in metrics.gauges("hang_culprit")}
+    hangs = {
+        data.node_names[instance]: _hang(count, began.get(instance), culprits.get(instance), end=run.end)
+        for instance, count in gpus.items()
+    }
+    by_node = {data.node_names[instance]: count for instance, count in gpus.items()}
+    found = ongoing_hang(hangs, by_node, end=run.end, several_nodes=len(data.run.instance_runs) > 1)
+    return None if found is None else replace(found, gpu_hours=None, unconfirmed_gpu_hours=None)
+
+
+def _hang(count: float, began: float | None, culprit: VectorSample | None, *, end: float) -> Hang:
+    """Return a node's part of a hang, as far as its series show it; in a crash loop nothing spins."""
+    return Hang(
+        since=end if began is None else began,
+        count=round(count),
+        culprit="" if culprit is None else describe_culprit(_finding(culprit.labels)),
+        culprit_pid=0 if culprit is None else _finding(culprit.labels).pid,
+        culprit_host="" if culprit is None else culprit.labels.get("host", ""),
+        crash_loop=began is None,
+    )
+
+
+def _finding(labels: Mapping[str, str]) -> HangFinding:
+    """Return the finding of which the daemon made these labels."""
+    pid, sequence = (labels.get(name, "") for name in ("pid", "sequence"))
+    return HangFinding(
+        job_id=labels.get("job_id", ""),
+        at=0,
+        moving=False,
+        pid=int(pid) if pid.isdecimal() else 0,
+        sequence=int(sequence) if sequence.isdecimal() else None,
+        rank=labels.get("rank", ""),
+        host=labels.get("host", ""),
+        gpu=labels.get("gpu", ""),
+        collective=labels.get("collective", ""),
+        stack=labels.get("stack", ""),
     )
 
 

@@ -41,10 +41,12 @@ from exporter.report.build import (
 )
 from exporter.report.communication import communication_summary
 from exporter.report.energy import EnergyInterval, carbon_notes, mean_intensity
+from exporter.report.hangs import ongoing_hang
 from exporter.report.model import (
     CourseInterval,
     JobIdentity,
     JobReport,
+    OngoingHang,
     QualityMetric,
     ReportError,
     RunPeriod,
@@ -439,9 +441,19 @@ def join_records(
         communication=communication_summary(run_records),
         useful_pipe=Counter(node_run.last.useful_pipe for node_run in run.node_runs).most_common(1)[0][0],
         simulated=any(record.simulated for record in run_records),
+        hang=_ongoing_hang(run),
         unseen=(*_unseen_notes(run, sources), *carbon_notes(intensity.hours_unknown, sources.carbon)),
     )
     return build_report(data)
+
+
+def _ongoing_hang(run: JobRun) -> OngoingHang | None:
+    """Return the hang in which the job's running nodes are; None if there is none."""
+    last = [node_run.last for node_run in run.node_runs]
+    current = [record for record in last if record.running and record.end >= run.end - _STALE_SECONDS]
+    hangs = {record.node: record.hang for record in current if record.hang is not None}
+    gpus = {node: float(len(hang.gpus)) for node, hang in hangs.items()}
+    return ongoing_hang(hangs, gpus, end=run.end, several_nodes=len(run.node_runs) > 1)
 
 
 def _find_run(records: Sequence[JobRecord], job_id: str, at: float, sources: RecordSources) -> JobRun:

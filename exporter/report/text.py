@@ -8,6 +8,7 @@ from textwrap import wrap
 
 from msgspec import UNSET, Struct, UnsetType
 
+from exporter.core.hangs import HUNG, hang_cost
 from exporter.core.pipes import PIPE_NOTES
 from exporter.formatting import NO_VALUE, format_amount, format_duration, format_percent, format_time, shorten
 from exporter.report.build import waterfall_order
@@ -53,7 +54,7 @@ def _advice_lines(report: JobReport) -> Iterator[str]:
         yield "Nothing was lost."
     for number, part in enumerate(report.losses[:MAX_LEAKS], 1):
         costs = money_suffix(part.money, report.currency) + energy_suffix(part, report.energy_currency)
-        yield f"{number}. {part.name}: {part.gpu_hours:,.2f} GPU-hours{costs}"
+        yield f"{number}. {part.name}: {part.gpu_hours:,.2f} GPU-hours{costs}{unconfirmed_suffix(report, part)}"
         yield from advice_details(part)
 
 
@@ -61,6 +62,33 @@ def advice_details(part: WaterfallPart) -> Iterator[str]:
     """Yield what to do about a leak; nothing if only a newer daemon knows it."""
     details = ("role", part.team), ("do", part.fix), ("watch", part.watch)
     return (f"   {label}: {text}" for label, text in details if text)
+
+
+def unconfirmed_suffix(report: JobReport, part: WaterfallPart) -> str:
+    """Format what a hang that lasts cost before, which is booked as other leaks; empty for other parts."""
+    hours = None if report.hang is UNSET or part.name != HUNG else report.hang.unconfirmed_gpu_hours
+    return f", and {hours:,.2f} GPU-hours before it was confirmed" if hours and hours >= _SHOWN_HOURS else ""
+
+
+def hang_title(report: JobReport) -> str:
+    """Return since when and for how long the job has been hanging, if that is known; empty if it does not hang."""
+    hang = report.hang
+    if hang is UNSET:
+        return ""
+    return f"Hung since {format_time(hang.since)}, for {format_duration(hang.seconds)}" if hang.seconds else "Hung now"
+
+
+def hang_lines(report: JobReport) -> Iterator[str]:
+    """Yield what hangs, what it has cost so far, and what to do; nothing if the job does not hang."""
+    hang = report.hang
+    if hang is UNSET:
+        return
+    for part in hang.nodes[:MAX_NODES]:
+        yield f"{part.node}: {part.text}" if len(report.nodes) > 1 else part.text
+    yield from more_note(len(hang.nodes) - MAX_NODES)
+    if hang.gpu_hours is not None:
+        yield hang_cost(hang.gpu_hours, hang.unconfirmed_gpu_hours or 0.0)
+    yield f"do: {hang.do}"
 
 
 def money_suffix(money: float | None, currency: str) -> str:
@@ -149,6 +177,7 @@ MAX_NODES, MAX_RANKS, MAX_DIFFERENCES = 10, 3, 10
 def report_tables(report: JobReport) -> Iterator[ReportTable]:
     """Yield all tables of a job's report in order."""
     yield ReportTable(title=_report_title(report), prose=tuple(_report_facts(report)))
+    yield ReportTable(title=hang_title(report), prose=tuple(hang_lines(report)))
     yield _waterfall_table(report)
     yield energy_table(report.parts, report.energy_currency)
     yield ReportTable(title="Why it waited", prose=tuple(_stall_lines(report)))
@@ -599,6 +628,7 @@ def _markdown_escaped(text: str) -> str:
 def render_line(report: JobReport) -> str:
     """Render the report as one line, without a line break."""
     worst = "".join(f"; most lost to {part.name}, {format_percent(part.share)}" for part in report.losses[:1])
+    worst = worst if report.hang is UNSET else f"; {hang_title(report).replace('Hung', 'hung')}"
     money = "" if report.money is None else f"; {report.money:,.2f} {report.currency}"
     observed = "" if _fully_observed(report) else f"; {format_percent(report.coverage)} of it observed"
     nodes = f"; {len(report.nodes)} of {report.expected_nodes} nodes" if _nodes_missing(report) else ""
@@ -627,18 +657,21 @@ def _short_lines(report: JobReport) -> Iterator[str]:
         f"GPU efficiency of job {identity.shown_id}{user}: {format_duration(report.when.seconds)} {state}"
         f"{_simulated_suffix(report)}"
     )
+    if report.hang is not UNSET:
+        yield f"  {hang_title(report)}, on {plural(sum(node.gpus for node in report.hang.nodes), 'GPU')}"
+        yield from wrap(f"do: {report.hang.do}", WIDTH, initial_indent="    ", subsequent_indent="      ")[:2]
     money = money_suffix(report.money, report.currency)
     energy = "" if report.energy_kwh is None else f", {format_amount(report.energy_kwh)} kWh"
     energy += "" if report.energy_money is UNSET else f" for {_energy_money(report)}"
     yield f"  {report.gpu_hours:,.2f} GPU-hours on {plural(report.gpus, 'GPU')}{money}{energy}"
     yield f"  {format_percent(report.layers.product)} useful = {layer_product(report.layers)}"
-    for part in report.losses[:1]:
+    for part in report.losses[:1] if report.hang is UNSET else ():  # no line is left for what it lost before
         cost = money_suffix(part.money, report.currency)
         yield f"  lost most to {part.name}: {format_percent(part.share)}, {part.gpu_hours:,.2f} GPU-hours{cost}"
         if part.fix:
             yield f"    do: {part.fix}"
     failed = [f"{failure.kind} {format_amount(failure.times)}" for failure in report.failures if failure.times]
-    if failed:
+    if failed and report.hang is UNSET:
         yield f"  failed: {', '.join(failed)}"
     if not _fully_observed(report) or _nodes_missing(report):
         nodes = f", {len(report.nodes)} of {report.expected_nodes} nodes told of it" if _nodes_missing(report) else ""

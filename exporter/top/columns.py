@@ -9,6 +9,7 @@ from typing import Literal
 from msgspec import Struct
 
 from exporter.colours import STATES
+from exporter.core.hangs import HUNG
 from exporter.core.prices import JOULES_PER_KWH
 from exporter.formatting import gibibytes, readable_name, share, short_duration
 from exporter.top.view import (
@@ -32,7 +33,13 @@ from exporter.top.view import (
     truncate_middle,
 )
 from exporter.web.api import GpuOut, JobOut, OwnerOut, ServingOut, TrainingOut, WindowOut
-from exporter.web.summary import LAYER_BY_LEAK, STATE_SYMBOLS, serving_summary, training_summary
+from exporter.web.summary import (
+    LAYER_BY_LEAK,
+    STATE_SYMBOLS,
+    seconds_in_state,
+    serving_summary,
+    training_summary,
+)
 
 RowKey = tuple[str, str, str]
 """Identifies a row: "gpu" or "job", the node's address, UUID or job id."""
@@ -62,6 +69,16 @@ class ListRow(Struct, frozen=True, kw_only=True):
     def live(self) -> bool:
         """Whether the values are current."""
         return self.polled.live and (self.gpu is None or self.gpu.live)
+
+    @property
+    def hangs(self) -> bool:
+        """Whether it is hung, or was when last observed."""
+        return self.state == HUNG
+
+    @property
+    def losses(self) -> list[tuple[str, float]]:
+        """List (name, share of paid time) of what is not useful: a hang that lasts first, then the largest."""
+        return sorted(loss_shares(self.window), key=lambda pair: not (self.hangs and pair[0] == HUNG))
 
     @property
     def owner(self) -> OwnerOut:
@@ -107,7 +124,7 @@ def _gpu_row(gpu: GpuOut, polled: PolledNode, view: TopView, *, node_index: int,
         node=view.names[node_index],
         state=gpu.state,
         suspect=gpu.hang_suspected and gpu.state != "hung",
-        since=gpu.state_seconds + polled.seconds_since_sample(view.now),
+        since=seconds_in_state(gpu) + polled.seconds_since_sample(view.now),
         owners=gpu.owners,
         window=getattr(gpu, window),
         order=(node_index, number, gpu.uuid),
@@ -182,7 +199,7 @@ SORTS: dict[ListKind, tuple[SortOrder, ...]] = {
         ("power", "power", lambda row: (-((row.gpu and row.gpu.power_watts) or 0.0),)),
         ("memory", "memory", lambda row: (-((row.gpu and row.gpu.memory_used_bytes) or 0.0),)),
     ),
-    "jobs": (_BY_LOSS, *_COMMON_ORDERS),
+    "jobs": (("lost", "leak", lambda row: (not row.hangs, -_lost_seconds(row))), *_COMMON_ORDERS),
 }
 """Sort orders of each list; the first is the default."""
 
@@ -201,7 +218,7 @@ GAP, MARGIN = 1, 2
 """Terminal columns after each cell, and before the first for the cursor."""
 OPTIONAL_RANK = 9
 """Columns from this rank on are shown only if they and all columns of lower rank need not be truncated."""
-LOUD_STATES = ("unavailable", "hung")
+LOUD_STATES = ("unavailable", HUNG)
 """Drawn bold."""
 
 
@@ -246,7 +263,7 @@ def _ratio_cell(row: ListRow, name: str, style: str = "") -> StyledText:
 
 
 def _leak_cell(row: ListRow, view: TopView, index: int) -> StyledText:
-    parts = loss_shares(row.window)
+    parts = row.losses
     if len(parts) <= index:
         return "", ""
     name, part = parts[index]

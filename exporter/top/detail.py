@@ -6,6 +6,7 @@ Lines may be wider than the terminal: `screen` truncates them.
 from collections.abc import Sequence
 from textwrap import wrap
 
+from exporter.core.hangs import HUNG, describe_hang, hang_advice, hang_cost
 from exporter.core.job_record import JobRecord
 from exporter.core.prices import JOULES_PER_KWH
 from exporter.formatting import (
@@ -33,7 +34,6 @@ from exporter.top.view import (
     index_ranges,
     justify_line,
     known_losses,
-    loss_shares,
     lost_share,
     merge_segments,
     pad,
@@ -46,6 +46,7 @@ from exporter.web.spans import SpanOut
 from exporter.web.summary import LAYER_BY_LEAK, health_problems
 
 _NODE_BAR_WIDTH = 24
+_SHOWN_HANGS = 2
 _LAYERS = (("gau", "allocated"), ("ectr", "computing"), ("emfu", "useful"))
 _WAITING = "waiting for the first response ..."
 
@@ -60,6 +61,38 @@ def header_lines(view: TopView, window: str, width: int, *, height: int) -> list
     if view.has_many_nodes:
         return _all_nodes_lines(view, window, width, height)
     return _single_node_lines(view.nodes[0], view, window, width)[: max(1, height)]
+
+
+def hang_lines(view: TopView, width: int) -> list[StyledLine]:
+    """Build the lines about jobs that hang now, the oldest first: what hangs since when, and what to do."""
+    found = sorted(
+        ((name, node, job) for name, node in zip(view.names, view.nodes, strict=True) for job in _hung_jobs(node)),
+        key=lambda each: (each[2].hang.since if each[2].hang else 0.0, each[0]),
+    )
+    lines: list[StyledLine] = []
+    for name, node, job in found[:_SHOWN_HANGS]:
+        whose = f"{_describe_owner(job.owner)}{f' on {name}' if view.has_many_nodes else ''}"
+        lines += _wrapped_hang(job, node, view, width, whose=f": {whose}")
+    if more := len(found) - _SHOWN_HANGS:
+        lines += [styled_line((f" and {more} more", HUNG))] if more > 0 else []
+    return lines
+
+
+def _hung_jobs(node: PolledNode) -> list[JobOut]:
+    return [job for job in node.jobs.jobs if job.hang] if node.jobs and node.live else []
+
+
+def _wrapped_hang(job: JobOut, node: PolledNode, view: TopView, width: int, *, whose: str = "") -> list[StyledLine]:
+    """Wrap what hangs, since when, what it has cost, and what to do."""
+    hang = job.hang
+    if hang is None or node.jobs is None:
+        return []
+    lasts = node.jobs.node.sampled_at + node.seconds_since_sample(view.now) - hang.since
+    text = view.glyphs.printable(
+        f"Hung since {time_of_day(hang.since)} ({short_duration(lasts)}){whose}: {describe_hang(hang)}."
+        f" {hang_advice(hang)} {hang_cost(hang.seconds / HOUR, hang.unconfirmed_seconds / HOUR)}."
+    )
+    return [styled_line((f" {line}", HUNG)) for line in wrap(text, max(_MIN_FIX_WIDTH, width - _INDENT))]
 
 
 def _single_node_lines(node: PolledNode, view: TopView, window: str, width: int) -> list[StyledLine]:
@@ -211,22 +244,30 @@ _STRIP = (" 1 h ago ", " now ")
 def row_summary(row: ListRow, view: TopView, window: str, width: int) -> list[StyledLine]:
     """Summarize the row: title, bar, and a line per leak."""
     bar = _labelled_bar(row.window, WINDOWS[window], width, view.glyphs)
-    return [_row_title(row, view), bar, *leak_lines(row.window, view.glyphs, width, full=False)]
+    return [_row_title(row, view), bar, *leak_lines(row.losses, row.window, view.glyphs, width, full=False)]
 
 
 def row_page(row: ListRow, view: TopView, window: str, width: int) -> list[StyledLine]:
     """Render all details of the row."""
     return [
         _row_title(row, view),
+        *_row_hang(row, view, width),
         styled_line(),
         *(_product_line(getattr(row.gpu or row.job, name), label, view.glyphs) for name, label in WINDOWS.items()),
         styled_line(),
         _labelled_bar(row.window, WINDOWS[window], width, view.glyphs),
         *([_hour_strip(row.gpu.hour, row.polled, width, view.glyphs)] if row.gpu and row.gpu.hour else []),
         styled_line(),
-        *leak_lines(row.window, view.glyphs, width, full=True),
+        *leak_lines(row.losses, row.window, view.glyphs, width, full=True),
         *(_gpu_lines(row.gpu, row, view, width=width) if row.gpu else _job_lines(row, view, width)),
     ]
+
+
+def _row_hang(row: ListRow, view: TopView, width: int) -> list[StyledLine]:
+    """Build the lines about the hang of the row's job; none if it does not hang."""
+    ids = {owner.job_id for owner in row.owners} if row.hangs else set[str]()
+    hung = (job for job in _hung_jobs(row.polled) if job.owner.job_id in ids)
+    return [line for job in hung for line in _wrapped_hang(job, row.polled, view, width)]
 
 
 def _row_title(row: ListRow, view: TopView) -> StyledLine:
@@ -301,9 +342,10 @@ def _last_changes(spans: Sequence[SpanOut]) -> str:
     return ", before ".join(latest)
 
 
-def leak_lines(usage: WindowOut, glyphs: Glyphs, width: int, *, full: bool) -> list[StyledLine]:
-    """List every outcome that is not useful, the largest first, with its remedy; `full` wraps long remedies."""
-    parts = loss_shares(usage)
+def leak_lines(
+    parts: Sequence[tuple[str, float]], usage: WindowOut, glyphs: Glyphs, width: int, *, full: bool
+) -> list[StyledLine]:
+    """List outcomes with their shares of `usage` and their remedies; `full` wraps long remedies."""
     widest = max((cell_width(glyphs.printable(readable_name(name))) for name, _ in parts), default=0)
     lines = []
     for name, part in parts:

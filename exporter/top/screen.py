@@ -12,13 +12,14 @@ from msgspec.structs import replace
 from exporter.formatting import short_duration
 from exporter.top import columns, detail
 from exporter.top.columns import SORTS, ListKind, ListRow, RowKey, filter_and_sort, gpu_rows, job_rows
-from exporter.top.detail import header_lines, page_title
+from exporter.top.detail import hang_lines, header_lines, page_title
 from exporter.top.view import (
     WINDOWS,
     StyledLine,
     StyledText,
     TopView,
     justify_line,
+    loss_shares,
     styled_line,
     truncate_line,
 )
@@ -176,6 +177,8 @@ def _edit_filter(state: ViewState, key: str, char: str | None, context: ScreenCo
 
 MIN_WIDTH, MIN_HEIGHT = 24, 5
 _MIN_LIST_LINES, _MIN_SUMMARY_LINES, _MAX_SUMMARY_LINES = 4, 3, 14
+_HANG_SHARE = 6
+"""A hang takes at most one line in so many of the list's screen, and at least two."""
 _SPACED_HEIGHT = 24
 """Height from which on there is a blank line below the header."""
 
@@ -218,7 +221,8 @@ def _list_screen(
 ) -> RenderedScreen:
     keys = [row.key for row in rows]
     most = min(height - 2 - _MIN_LIST_LINES, max(5, height // 4))
-    top = header_lines(view, state.window, width, height=most) if most > 0 else []
+    room = min(height - 2 - _MIN_LIST_LINES - most, max(2, height // _HANG_SHARE))
+    top = _header(state, view, width=width, height=most, hangs=room) if most > 0 else []
     top += [styled_line()] if height >= _SPACED_HEIGHT else []
     room = height - len(top) - 3
     shown = min(max(1, len(rows)), room)
@@ -230,6 +234,12 @@ def _list_screen(
     lines = _fit([*top, *body, *below], view, width, height=height - 1)
     context = ScreenContext(rows=keys, page=shown, job_of=lambda key: _job_of(key, view))
     return RenderedScreen([*lines, _key_line(state, width)], context, selected)
+
+
+def _header(state: ViewState, view: TopView, *, width: int, height: int, hangs: int) -> list[StyledLine]:
+    """Build the header, with at most `hangs` more lines about what hangs below its first line."""
+    first, *others = header_lines(view, state.window, width, height=height)
+    return [first, *hang_lines(view, width)[: max(0, hangs)], *others]
 
 
 def _table_lines(
@@ -284,10 +294,15 @@ def _lines_below(state: ViewState, view: TopView, row: ListRow | None, *, width:
     if state.kind == "gpus":
         lines += _job_table(state, view, width=width, room=room - len(lines))
     if not view.has_many_nodes and view.nodes[0].node:
-        loss_lines = detail.leak_lines(getattr(view.nodes[0].node, state.window), view.glyphs, width, full=False)
+        loss_lines = _node_losses(view, state, width)
         if loss_lines and room - len(lines) >= len(loss_lines) + 2:
             lines += [styled_line(), styled_line(("  where the node's time went", "soft")), *loss_lines]
     return lines
+
+
+def _node_losses(view: TopView, state: ViewState, width: int) -> list[StyledLine]:
+    usage = getattr(view.nodes[0].node, state.window)
+    return detail.leak_lines(loss_shares(usage), usage, view.glyphs, width, full=False)
 
 
 def _job_table(state: ViewState, view: TopView, *, width: int, room: int) -> list[StyledLine]:
@@ -378,12 +393,12 @@ def _key_line(state: ViewState, width: int) -> StyledLine:
     return styled_line(*segments)
 
 
-_ALL_NODES = 1 << 20
+_ALL_LINES = 1 << 20
 
 
 def render_text(view: TopView, state: ViewState, *, width: int) -> str:
     """Render the nodes, their GPUs and their jobs as text; without GPUs if the list is that of jobs."""
-    lines = header_lines(view, state.window, width, height=_ALL_NODES)
+    lines = _header(state, view, width=width, height=_ALL_LINES, hangs=_ALL_LINES)
     kinds: tuple[ListKind, ...] = ("gpus", "jobs") if state.kind == "gpus" else ("jobs",)
     for kind in kinds:
         rows = filter_and_sort(list_rows(state, view, kind), kind, text=state.text)

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from msgspec import Struct
 
 from exporter.core.findings import describe_culprit
+from exporter.core.hangs import Hang, gpu_name
 from exporter.core.host import HostView, PortState
 from exporter.core.job_record import JobRecord, NodeEvent
 from exporter.core.leaks import LEAK_NAMES, USEFUL_INDEX
@@ -276,6 +277,8 @@ class GpuOut(Struct, frozen=True, kw_only=True):
     hang_suspected: bool = False
     spin_since: float | None = None
     """Unix seconds at which it began to spin without progress; null unless it does now."""
+    hung_since: float | None = None
+    """While it is hung: Unix seconds at which the hang began, some minutes before it was confirmed (`since`)."""
     hang_confidence: float | None = None
     """While it spins: share of the eight indicators of a hang that are observed and point to one, 0-1."""
     hang_signs: dict[str, bool] = {}
@@ -392,6 +395,8 @@ class JobOut(Struct, frozen=True, kw_only=True):
     """What its serving engines report; null: none was found."""
     hang_culprit: CulpritOut | None = None
     """While its GPUs spin without progress: the rank that the others wait for; null: unknown, or they do not spin."""
+    hang: Hang | None = None
+    """The hang it is in now; null: none is confirmed."""
     communication: CommunicationOut | None = None
     """What an NCCL profiler plugin timed; null: none does."""
     last_5_minutes: WindowOut
@@ -529,9 +534,7 @@ def _seconds(nanoseconds: int | None) -> float | None:
 def gpus_out(snapshot: Snapshot, age: int, *, live: bool = True) -> GpusOut:
     """List all GPUs of the node. `age` is the snapshot's, in nanoseconds; if not `live`, readings are left out."""
     late = 0 if live else age
-    return GpusOut(
-        node=node_out(snapshot, age), gpus=[_gpu_out(gpu, snapshot.wall, late=late) for gpu in snapshot.gpus]
-    )
+    return GpusOut(node=node_out(snapshot, age), gpus=[_gpu_out(gpu, snapshot, late=late) for gpu in snapshot.gpus])
 
 
 def jobs_out(snapshot: Snapshot, age: int) -> JobsOut:
@@ -554,8 +557,9 @@ def node_out(snapshot: Snapshot, age: int) -> NodeOut:
     )
 
 
-def _gpu_out(gpu: GpuView, wall: int, *, late: int) -> GpuOut:
-    device, spec = gpu.device, gpu.device.spec
+def _gpu_out(gpu: GpuView, snapshot: Snapshot, *, late: int) -> GpuOut:
+    device, spec, wall = gpu.device, gpu.device.spec, snapshot.wall
+    hung_since = snapshot.hung_since.get(gpu_name(device)) if gpu.state is State.HUNG else None
     age = None if gpu.age is None else gpu.age + late
     live = gpu.reading if gpu.live and not late else None
     return from_attributes(
@@ -573,7 +577,8 @@ def _gpu_out(gpu: GpuView, wall: int, *, late: int) -> GpuOut:
         owners=[from_attributes(OwnerOut, owner) for owner in gpu.owners],
         ranks={owner.job_id: ranks for owner, ranks in zip(gpu.owners, gpu.ranks, strict=True)},
         pids=sorted(process.pid for process in (live and live.processes) or ()),
-        hour=hour_spans(gpu, wall),
+        hung_since=hung_since,
+        hour=hour_spans(gpu, wall, hung_since=hung_since),
         last_5_minutes=window_out([(gpu.counters, gpu.counters.short)]),
         last_hour=window_out([(gpu.counters, gpu.counters.hour)]),
         power_limit_watts=valid_value(live, "enforced_power_limit_watts"),
@@ -616,6 +621,7 @@ def _job_out(job: JobView, devices: Sequence[Device], terms: Terms) -> JobOut:
         training=training_out(job),
         serving=serving_out(job),
         hang_culprit=_culprit_out(job.finding),
+        hang=job.hang,
         communication=communication_out(job),
         last_5_minutes=window_out([(book, book.short)]),
         last_hour=window_out([(book, book.hour)]),

@@ -20,6 +20,7 @@ from markupsafe import Markup
 from msgspec import Struct
 
 from exporter import __version__, colours, formatting
+from exporter.core.hangs import HUNG, Hang, describe_hang, hang_advice, hang_cost, list_pids
 from exporter.core.job_record import JobRecord, NodeEvent
 from exporter.core.leaks import LAYERS, LEAK_NAMES, LEAKS
 from exporter.core.pipes import PIPE_NOTES
@@ -41,7 +42,9 @@ from exporter.web.summary import (
     Missing,
     health_problems,
     ratio_or_missing,
+    seconds_in_state,
     serving_summary,
+    state_since,
     training_summary,
 )
 
@@ -56,7 +59,6 @@ RECEIPTS_SHOWN, EVENTS_SHOWN = 20, 40
 _RECENT_EVENTS = 8
 """Events that are shown without expanding the list."""
 _NAMED_LOSSES = 3
-_NAMED_PIDS = 4
 _TIMELINE_POINTS = 240
 """Maximum number of intervals in a timeline, about what a screen can resolve."""
 
@@ -167,12 +169,6 @@ def _readings(gpu: GpuOut) -> list[tuple[str, str, str]]:
     ]
 
 
-def _processes(pids: Sequence[int], text: str = "{}") -> str:
-    """List process ids within a text, not more than four; empty if there are none."""
-    listed = ", ".join(map(str, pids[:_NAMED_PIDS])) + (", ..." if pids[_NAMED_PIDS:] else "")
-    return text.format(listed) if pids else ""
-
-
 def _workload_summary(job: JobOut) -> str:
     facts = training_summary(job.training, space=NO_BREAK_SPACE) + serving_summary(job.serving, space=NO_BREAK_SPACE)
     return ", ".join(facts)
@@ -273,8 +269,10 @@ def _waterfall_row(name: str, window: WindowOut, costs: CostsByLeak, *, begin: f
     return _WaterfallRow(name, f"{100 * begin:.3f}", f"{100 * share:.3f}", share, seconds, sums)
 
 
-def _largest_leaks(window: WindowOut, costs: CostsByLeak) -> list[_WaterfallRow]:
+def _largest_leaks(window: WindowOut, costs: CostsByLeak, *, hangs: bool) -> list[_WaterfallRow]:
+    """Return the rows of the largest leaks, that of a hang that lasts first."""
     named = sorted(((seconds, name) for name, seconds in window.leaks.items() if name in _LEAK_BY_NAME), reverse=True)
+    named.sort(key=lambda pair: not (hangs and pair[1] == HUNG))
     return [_waterfall_row(name, window, costs) for seconds, name in named[:_NAMED_LOSSES] if seconds > 0]
 
 
@@ -366,13 +364,18 @@ _FILTERS: dict[str, Callable[..., Any]] = {
     "main_outcomes": _main_outcomes,
     "money": _money,
     "percent": _percent,
-    "pids": _processes,
+    "describe_hang": describe_hang,
+    "hang_advice": hang_advice,
+    "hang_cost": lambda hang: hang_cost(hang.seconds / HOUR, hang.unconfirmed_seconds / HOUR),
+    "pids": list_pids,
     "printable": printable,
     "problems": health_problems,
     "ratio": _ratio,
     "readable": _readable,
     "readings": _readings,
+    "seconds_in_state": seconds_in_state,
     "sentence": _sentence,
+    "state_since": state_since,
     "time_of_day": formatting.time_of_day,
     "url_quote": partial(quote, safe=""),
 }
@@ -474,21 +477,15 @@ def render_node_page(data: PageData | None, *, problem: str = "") -> str:
 
 
 class Trouble(Struct, frozen=True, kw_only=True):
-    """GPUs of one job that hang, or that it holds without work; for a banner."""
+    """A job that hangs, or that holds GPUs without work; for a banner."""
 
-    state: str
-    """hung or zombie."""
     owner: OwnerOut
-    gpus: Sequence[str]
-    """Indices of those that spin, or rest."""
-    waited_for: Sequence[str]
-    """Indices of those in a hang that do not spin themselves, with their processes."""
-    pid: int
-    """The process whose stack to dump first; 0: not known."""
     since: float
     """Unix seconds: it began to spin, or worked last."""
-    culprit: str
-    """The rank that the job's collectives wait for; empty: not known."""
+    hang: Hang | None = None
+    """None: a zombie."""
+    gpus: Sequence[str] = ()
+    """Indices of a zombie's GPUs."""
 
 
 _URGENT = {state: number for number, state in enumerate(("hung", "unavailable", "unowned", "zombie"))}
@@ -499,31 +496,19 @@ def _urgency(gpu: GpuOut) -> int:
     return _URGENT.get(gpu.state, len(_URGENT) + (not gpu.hang_suspected))
 
 
-_TROUBLES = ("hung", "zombie")
-_CULPRIT = "culprit"
-"""Reason of a hung GPU that does not spin itself."""
-
-
-def _troubles(gpus: Sequence[GpuOut], jobs: Iterable[JobOut]) -> Iterator[Trouble]:
+def _troubles(gpus: Iterable[GpuOut], jobs: Iterable[JobOut]) -> Iterator[Trouble]:
     """Hangs first, then zombies; of each the oldest first."""
-    culprits = {job.owner.job_id: job.hang_culprit.text for job in jobs if job.hang_culprit}
-    for state in _TROUBLES:
-        by_job: dict[str, list[GpuOut]] = {}
-        for gpu in (gpu for gpu in gpus if gpu.state == state and gpu.owners):
-            by_job.setdefault(gpu.owners[0].job_id, []).append(gpu)
-        found = (_trouble(state, of_job, culprits.get(job_id, "")) for job_id, of_job in by_job.items())
-        yield from sorted(found, key=lambda trouble: trouble.since)
+    hangs = (Trouble(owner=job.owner, since=job.hang.since, hang=job.hang) for job in jobs if job.hang)
+    yield from sorted(hangs, key=lambda trouble: trouble.since)
+    zombies: dict[str, list[GpuOut]] = {}
+    for gpu in (gpu for gpu in gpus if gpu.state == "zombie" and gpu.owners):
+        zombies.setdefault(gpu.owners[0].job_id, []).append(gpu)
+    yield from sorted(map(_zombie, zombies.values()), key=lambda trouble: trouble.since)
 
 
-def _trouble(state: str, gpus: Sequence[GpuOut], culprit: str) -> Trouble:
-    at_rest = [gpu for gpu in gpus if gpu.reason == _CULPRIT]
-    pids = [pid for gpu in at_rest or gpus for pid in gpu.pids]
-    return Trouble(
-        state=state, owner=gpus[0].owners[0], culprit=culprit, pid=pids[0] if pids else 0,
-        waited_for=[f"{gpu.index}{_processes(gpu.pids, ' (pid {})')}" for gpu in at_rest],
-        gpus=[gpu.index for gpu in gpus if gpu.reason != _CULPRIT],
-        since=min((gpu.spin_since if state == "hung" else gpu.last_work) or gpu.since for gpu in gpus),
-    )  # fmt: skip
+def _zombie(gpus: Sequence[GpuOut]) -> Trouble:
+    since = min(gpu.last_work or gpu.since for gpu in gpus)
+    return Trouble(owner=gpus[0].owners[0], since=since, gpus=[gpu.index for gpu in gpus])
 
 
 def _count_boards(gpus: Iterable[GpuOut]) -> int:
@@ -558,8 +543,13 @@ def _lost_hourly(accounts: AccountsOut) -> Mapping[str, float]:
 def _job_values(jobs: Iterable[JobOut]) -> dict[str, Any]:
     """Return template values of the job table, the largest loss in the last hour first."""
     listed = sorted(jobs, key=lambda job: job.last_hour.leaks["useful"] - job.last_hour.seconds)
-    rows = [(job, _workload_summary(job), _losses(job.last_hour)[:1]) for job in listed]
+    rows = [(job, _workload_summary(job), _first_loss(job)) for job in listed]
     return {"jobs": rows, "has_summary": any(summary for _, summary, _ in rows)}
+
+
+def _first_loss(job: JobOut) -> list[tuple[str, float]]:
+    """Return (leak, GPU-seconds) of the largest loss of the last hour; of a job that hangs, all of the hang so far."""
+    return [(HUNG, job.hang.seconds)] if job.hang else _losses(job.last_hour)[:1]
 
 
 def _history_values(history: PageHistory) -> dict[str, Any]:
@@ -620,7 +610,7 @@ def _record_values(records: Sequence[JobRecord], terms: Terms, *, now: float | N
         "window": window,
         "costs": costs,
         "energy": _describe_energy(job.energy, terms.energy.money(joules), terms.carbon.emitted(joules)),
-        "largest": _largest_leaks(window, costs),
+        "largest": _largest_leaks(window, costs, hangs=job.hang is not None),
         "course": _timeline(records),
         "ranks": sorted(job.training.ranks, key=lambda row: -row[2]) if job.training else [],
     }

@@ -4,7 +4,7 @@ from enum import Enum
 
 from exporter.core.leaks import LAYER_OF, LEAK_NAMES
 from exporter.formatting import latency, whole_percent
-from exporter.web.api import HealthOut, ServingOut, TrainingOut, WindowOut
+from exporter.web.api import GpuOut, HealthOut, ServingOut, TrainingOut, WindowOut
 
 STATE_SYMBOLS = {
     "unavailable": "✕", "hung": "■", "unobserved": "?", "unowned": "▲", "zombie": "◌", "unallocated": "○",
@@ -39,6 +39,16 @@ def ratio_or_missing(window: WindowOut, name: str) -> float | Missing:
     if name == "driver_utilization":
         return Missing.NOT_REPORTED
     return Missing.UNKNOWN if name in ("emfu", "product") and window.leaks.get("unresolved") else Missing.UNDEFINED
+
+
+def state_since(gpu: GpuOut) -> float:
+    """Return since when a GPU is in its state, Unix seconds; a hang includes the time before it was confirmed."""
+    return gpu.since if gpu.hung_since is None else gpu.hung_since
+
+
+def seconds_in_state(gpu: GpuOut) -> float:
+    """Return for how long it is in its state at the sample, as in `state_since`."""
+    return gpu.state_seconds + gpu.since - state_since(gpu)
 
 
 def health_problems(health: HealthOut) -> str:

@@ -1,5 +1,6 @@
 """Tests the screen: every line fits, nothing overlaps, and its values are the node's."""
 
+import json
 import re
 from typing import Any
 
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from exporter.top import columns
-from exporter.top.columns import COLUMNS, SORTS, ListKind, ListRow
+from exporter.top.columns import COLUMNS, SORTS, ListKind, ListRow, filter_and_sort
 from exporter.top.screen import KEYS, RenderedScreen, ViewState, handle_key, list_rows, render_screen
 from exporter.top.view import ASCII, UNICODE, TopView, cell_width
 from tests.top.nodes import NOW, answers, seen, snapshot, view
@@ -272,3 +273,48 @@ def test_nodes_without_gpus_or_jobs_are_no_error() -> None:
     shown = view(seen(told=(gpus, jobs, node)))
     assert "no GPU" in text(shown)
     assert "no running or recently ended job" in text(shown, kind="jobs")
+
+
+def hanging(**changes: Any) -> TopView:
+    return view(seen(snapshot(2400, scenario="deadlock"), **changes))
+
+
+def test_what_hangs_is_said_before_all_else_and_its_seconds_count_from_the_first() -> None:
+    screen = text(hanging())
+    first, second, *others = screen.splitlines()
+    assert first.startswith(" gpu-node-00")
+    assert second.startswith(" Hung since 00:15:00 UTC (25m): job 41001 pretrain of ada: GPUs 0, 1, 3")
+    said = " ".join(" ".join((second, *others[:3])).split())
+    assert "GPU 2 (pid " in said
+    assert "does not, the others wait for it. Dump the stacks of that rank (py-spy dump --pid " in said
+    assert len(re.findall(r"■ hung   25m", screen)) == 8, "also of the GPU that they wait for"
+
+
+def test_what_hangs_is_in_the_list_of_jobs_first_and_on_its_pages() -> None:
+    told = answers(snapshot(2400, scenario="deadlock"))
+    told[1]["jobs"].insert(0, json.loads(json.dumps(told[1]["jobs"][0])))
+    told[1]["jobs"][0]["hang"], told[1]["jobs"][0]["owner"]["job_id"] = None, "7"
+    told[1]["jobs"][0]["last_hour"]["seconds"] *= 10  # loses more than the other
+    shown = view(seen(told=told))
+    jobs = filter_and_sort(list_rows(ViewState(kind="jobs"), shown), "jobs")
+    assert [job.owner.job_id for job in jobs] == ["41001", "7"]
+    for keys in (("enter",), ("d",)):
+        assert "Hung since 00:15:00 UTC (25m): GPUs 0, 1, 3" in typed(*keys, shown=hanging(), width=100, height=40)
+
+
+def test_a_hang_that_lasts_is_the_first_leak_also_of_a_window_of_which_it_took_least() -> None:
+    told = answers(snapshot(2400, scenario="deadlock"))
+    for leak in ("hung", "exposed_communication"):
+        told[0]["gpus"][0]["last_5_minutes"]["leaks"][leak] = 1.0 if leak == "hung" else 299.0
+    row = list_rows(ViewState(), view(seen(told=told)))[0]
+    assert [name for name, _ in row.losses] == ["hung", "exposed_communication"]
+
+
+def test_a_node_that_does_not_respond_says_no_more_that_something_hangs_now() -> None:
+    assert "Hung since" not in text(hanging(problem="it is gone", since=NOW))
+
+
+def test_a_hang_leaves_room_for_the_list() -> None:
+    for width, height in SIZES:
+        screen = text(hanging(), width=width, height=height)
+        assert screen.count("■ hung") >= min(2, height - 5), (width, height)

@@ -36,6 +36,18 @@ def test_spans_follow_one_another_up_to_now_and_neighbours_differ() -> None:
     assert "useful" in {span.outcome for span in spans}
 
 
+def test_a_hang_takes_the_time_before_it_was_confirmed() -> None:
+    snapshot = after("deadlock")
+    began, gpu = snapshot.hung_since["0"], snapshot.gpus[0]
+    spans = hour_spans(gpu, snapshot.wall, hung_since=began)
+    assert began == pytest.approx(BEGAN + 15 * 60, abs=10)
+    assert (spans[-1].outcome, spans[-1].start, spans[-2].end) == ("hung", began, began)
+    assert spans[-1].end == snapshot.wall / SECOND
+    earlier = hour_spans(gpu, snapshot.wall, hung_since=BEGAN - 100.0)
+    assert [(span.start, span.outcome) for span in earlier] == [(BEGAN, "hung")], "no earlier than it was observed"
+    assert hour_spans(replace(gpu, minutes=()), snapshot.wall, hung_since=began) == []
+
+
 def test_no_more_than_an_hour_and_a_minute_is_kept() -> None:
     spans, now = spans_of("zombie_notebook")
     assert 3600 <= now - spans[0].start <= 3720

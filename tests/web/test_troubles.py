@@ -46,8 +46,13 @@ def test_a_hang_is_named_with_owner_time_culprit_and_what_to_do(page: Page) -> N
     assert found, said
     assert {*found[1].split(", "), found[2]} == {"0", "1", "2", "3"}
     assert said.endswith(
-        f"Dump the stacks of that rank (py-spy dump --pid {found[3]}), then restart from the last checkpoint."
+        " 2.00 GPU-hours so far, 0.33 of them before it was confirmed."
+        f" Dump the stacks of that rank (py-spy dump --pid {found[3]}), then restart from the last checkpoint."
     )
+
+
+def test_a_job_that_hangs_loses_most_to_the_hang_from_its_first_second_on(page: Page) -> None:
+    assert re.findall(r"</svg>hung 2\Wh 0\Wmin</td>", page("deadlock"))
 
 
 def test_a_zombie_is_named_with_owner_and_time(page: Page) -> None:
@@ -75,5 +80,6 @@ def test_each_gpu_has_a_strip_of_its_last_hour_and_its_processes(page: Page) -> 
         *_, (x, width, fill) = re.findall(r'<rect x="([\d.]+)%" width="([\d.]+)%" height="10" fill="([^"]+)"', strip[0])
         assert float(x) + float(width) == pytest.approx(100, abs=0.02)
         assert fill == LEAK_COLOURS["hung"]
-        assert float(width) == pytest.approx(100 * 25 / 60, abs=4), "25 minutes"
+        assert float(width) == pytest.approx(100 * 30 / 60, abs=2), "30 minutes, with the 5 before it was confirmed"
+        assert "30\N{NO-BREAK SPACE}min</time>" in row
         assert re.search(r"<dt>pid</dt><dd>\d+</dd>", row)
