@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from exporter import __version__
-from release import build, deb, installed
+from release import build, commands, deb, installed
 from release.build import ROOT, ReleaseError, run
 
 
@@ -38,6 +38,18 @@ def builds(work: Path) -> Iterator[Path]:
         yield dist
 
 
+def runs_with_extras(dist: Path, work: Path) -> None:
+    """Run every command of the wheel with each set of extras, in an environment of its own."""
+    wheels = work / "wheels"
+    installed.fetch(ROOT, wheels)
+    for number, extras in enumerate(commands.EXTRAS):
+        folder = work / f"extras{number}"
+        python = installed.with_extras(folder, extras, wheels=wheels, dist=dist)
+        (folder / "ran").mkdir()
+        commands.all_run(python, folder / "ran", live="top" in extras)
+        print(f"The wheel{f'[{extras}]' if extras else ''} runs every command")
+
+
 def main() -> int:
     """Return 0 if all was built, twice the same, and works; 1 with the reason on standard error otherwise."""
     if run("git", "-C", ROOT, "status", "--porcelain"):
@@ -51,6 +63,7 @@ def main() -> int:
             installed.install_sdist(python, first)
             installed.works(python, __version__)
             installed.chart_renders(first, ROOT)
+            runs_with_extras(first, work)
         except ReleaseError as err:
             print(f"No release: {err}", file=sys.stderr)
             return 1

@@ -17,8 +17,9 @@ from release.build import ReleaseError, run
 LOCK = "requirements-runtime.lock"
 _PIP = ("-m", "pip", "--quiet", "--disable-pip-version-check")
 _ADDRESS = re.compile(r"http://127\.0\.0\.1:\d+")
-_PATIENCE = 60.0
-"""Seconds until a demo that does not answer is ended."""
+PATIENCE = 60.0
+"""Seconds until a command that does not end, or does not serve, has failed."""
+ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "PYTHONUNBUFFERED": "1", "TERM": "xterm-256color"}
 
 
 def environment(folder: Path, source: Path) -> Path:
@@ -29,6 +30,22 @@ def environment(folder: Path, source: Path) -> Path:
     run(sys.executable, "-m", "venv", "--without-pip", folder)
     python = folder / "bin/python"
     run(sys.executable, *_PIP, "--python", python, "install", "--no-compile", "--require-hashes", "-r", source / LOCK)
+    return python
+
+
+def fetch(source: Path, into: Path) -> None:
+    """Fetch the wheels that the runtime lock names, hashes checked."""
+    run(sys.executable, *_PIP, "download", "--no-deps", "--only-binary", ":all:", "--require-hashes",
+        "--dest", into, "-r", source / LOCK)  # fmt: skip
+
+
+def with_extras(folder: Path, extras: str, *, wheels: Path, dist: Path) -> Path:
+    """Make an environment with the wheel in `dist` and what these extras need, all as locked; return its Python."""
+    run(sys.executable, "-m", "venv", "--without-pip", folder)
+    python = folder / "bin/python"
+    words = ("install", "--no-compile", "--no-index", "--only-binary", ":all:")
+    name = f"gpu-efficiency-exporter[{extras}]" if extras else "gpu-efficiency-exporter"
+    run(sys.executable, *_PIP, "--python", python, *words, "--find-links", wheels, "--find-links", dist, name)
     return python
 
 
@@ -50,34 +67,43 @@ def works(python: Path, version: str) -> None:
     said = run(command, "--version")
     if said != f"gpu-efficiency {version}\n":
         raise ReleaseError(f"{command} --version printed {said!r}, not version {version}")
-    with _demo(command) as address:
-        with urllib.request.urlopen(f"{address}/metrics", timeout=_PATIENCE) as answer:  # noqa: S310  our own demo
+    with demo(command) as address:
+        with urllib.request.urlopen(f"{address}/metrics", timeout=PATIENCE) as answer:  # noqa: S310  our own demo
             page = answer.read().decode()
         if "\ngpu_efficiency_paid_seconds_total{" not in page:
             raise ReleaseError(f"{command} demo: /metrics has no gpu_efficiency_paid_seconds_total:\n{page[:2000]}")
 
 
 @contextmanager
-def _demo(command: Path) -> Iterator[str]:
-    with Popen(
-        [command, "demo", "--web.listen-address", "127.0.0.1:0"],
-        stdout=PIPE, stderr=STDOUT, text=True, env={"PYTHONUNBUFFERED": "1", "PATH": "/usr/bin:/bin"},
-    ) as demo:  # fmt: skip
-        limit = threading.Timer(_PATIENCE, demo.kill)
+def demo(command: Path) -> Iterator[str]:
+    """Serve a simulated node for the length of a block; give its address once it has sampled."""
+    with serving([f"{command}", "demo", "--web.listen-address", "127.0.0.1:0"], _ADDRESS) as address:
+        _ready(address)
+        yield address
+
+
+@contextmanager
+def serving(line: list[str], until: re.Pattern[str], folder: Path | None = None) -> Iterator[str]:
+    """Run a command until the block ends; give what it printed first that matches.
+
+    Raises ReleaseError if it prints nothing that does, or if it does not end by SIGTERM with status 0 and no traceback.
+    """
+    with Popen(line, stdout=PIPE, stderr=STDOUT, text=True, env=ENVIRONMENT, cwd=folder) as server:
+        limit = threading.Timer(PATIENCE, server.kill)
         limit.start()
+        said = ""
         try:
-            lines: list[str] = []
-            for line in demo.stdout or ():
-                lines.append(line)
-                if found := _ADDRESS.search(line):
-                    _ready(found[0])
+            for printed in server.stdout or ():
+                said += printed
+                if found := until.search(printed):
                     yield found[0]
                     break
-            else:
-                raise ReleaseError(f"{command} demo named no address:\n{''.join(lines)}")
         finally:
+            server.terminate()
+            said += server.communicate()[0]
             limit.cancel()
-            demo.terminate()
+    if server.returncode or "Traceback" in said:
+        raise ReleaseError(f"{' '.join(line)}: exit {server.returncode}\n{said[-3000:]}")
 
 
 def _ready(address: str) -> None:
@@ -85,7 +111,7 @@ def _ready(address: str) -> None:
     pause = threading.Event()
     while True:
         try:
-            with urllib.request.urlopen(f"{address}/readyz", timeout=_PATIENCE):  # noqa: S310  our own demo
+            with urllib.request.urlopen(f"{address}/readyz", timeout=PATIENCE):  # noqa: S310  our own demo
                 return
         except urllib.error.HTTPError:  # 503 until the first sample
             pause.wait(0.2)
