@@ -800,6 +800,15 @@ def test_a_signal_stops_the_server_in_order_though_clients_hold_connections(numb
     assert (said, daemon.returncode) == ("tidy\n", 0)
 
 
+@pytest.mark.slow
+def test_a_signal_before_the_server_runs_ends_it() -> None:
+    """As of a service manager that stops a daemon which has just said that it serves."""
+    early = DAEMON.replace("lambda port: print(port, flush=True)", "lambda port: signal.raise_signal(signal.SIGTERM)")
+    words = [sys.executable, "-c", f"import signal\n{early}"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout, done.returncode) == ("tidy\n", 0), done.stderr
+
+
 def test_json_has_the_evidence_of_a_hang_while_there_is_one() -> None:
     ledger = Ledger()
     began_before = worlds.held(start=-60.0)

@@ -7,6 +7,7 @@ import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -52,9 +53,10 @@ def gateway(args: argparse.Namespace) -> int:
     sys.setswitchinterval(SWITCH_SECONDS)
     try:
         with _listening(Path(settings.socket)) as sock:
-            log.info("serving each user the records of his own jobs at unix:%s", settings.socket)
             listener = WebListener(WebConfigWatcher(), open_page=True)
-            run_listeners(create_gateway_app(nodes.fetch, identity), [(sock, listener)], _LIMITS)
+            app = create_gateway_app(nodes.fetch, identity)
+            ready = partial(log.info, "serving each user the records of his own jobs at unix:%s", settings.socket)
+            run_listeners(app, [(sock, listener)], _LIMITS, on_listening=ready)
     except ReportListenError as err:
         return fail(err)
     return 0

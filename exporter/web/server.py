@@ -554,16 +554,25 @@ def run(
         if page is not None:
             sockets.append(stack.enter_context(listen(*page, name="web.page_address")))
         stack.enter_context(_watch_config(watcher))
-        on_listening(*(sock.getsockname()[1] for sock in sockets))
-        run_listeners(app, web_listeners(sockets, watcher, open_page=open_page), ConnectionLimits())
+        listeners = web_listeners(sockets, watcher, open_page=open_page)
+        ports = (sock.getsockname()[1] for sock in sockets)
+        run_listeners(app, listeners, ConnectionLimits(), on_listening=partial(on_listening, *ports))
 
 
 def run_listeners(
-    app: FastAPI, listeners: Sequence[tuple[socket.socket, WebListener]], limits: ConnectionLimits
+    app: FastAPI,
+    listeners: Sequence[tuple[socket.socket, WebListener]],
+    limits: ConnectionLimits,
+    *,
+    on_listening: Callable[[], None],
 ) -> None:
-    """Serve on listening sockets in the calling thread until SIGTERM or SIGINT, then return within a few seconds."""
-    with _ignore_repeated_signals():
-        asyncio.run(serve(app, listeners, limits))
+    """Serve on listening sockets in the calling thread until SIGTERM or SIGINT, then return within a few seconds.
+
+    `on_listening` is called once, when a signal already ends the serving.
+    """
+    with _stopped_by_signals() as started:
+        on_listening()
+        asyncio.run(serve(app, listeners, limits, on_started=started))
 
 
 def web_listeners(
@@ -642,14 +651,30 @@ def uvicorn_config(app: FastAPI, limits: ConnectionLimits | None = None) -> uvic
 
 
 @contextmanager
-def _ignore_repeated_signals() -> Iterator[None]:
-    """Ignore the signal that uvicorn raises again after it has stopped: it would end the process before cleanup."""
+def _stopped_by_signals() -> Iterator[Callable[[uvicorn.Server], None]]:
+    """Have signals stop the server also before uvicorn handles them; give what must be called with the server.
+
+    The signal that uvicorn raises again after it has stopped would end the process before cleanup: it changes nothing.
+    """
+    servers: list[uvicorn.Server] = []
+    came = threading.Event()
+
+    def stop(*_: object) -> None:
+        came.set()
+        for server in servers:
+            server.should_exit = True
+
+    def started(server: uvicorn.Server) -> None:
+        servers.append(server)
+        if came.is_set():
+            server.should_exit = True
+
     if threading.current_thread() is not threading.main_thread():
-        yield
+        yield started
         return
-    before = {number: signal.signal(number, lambda *_: None) for number in _SIGNALS}
+    before = {number: signal.signal(number, stop) for number in _SIGNALS}
     try:
-        yield
+        yield started
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
