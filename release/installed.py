@@ -5,6 +5,7 @@ import sys
 import tarfile
 import tempfile
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -89,27 +90,34 @@ def serving(line: list[str], until: re.Pattern[str], folder: Path | None = None)
     Raises ReleaseError if it prints nothing that does, or if it does not end by SIGTERM with status 0 and no traceback.
     """
     with Popen(line, stdout=PIPE, stderr=STDOUT, text=True, env=ENVIRONMENT, cwd=folder) as server:
-        limit = threading.Timer(PATIENCE, server.kill)
-        limit.start()
-        said = ""
+        limit, said, found = _kill_later(server), "", None
         try:
             for printed in server.stdout or ():
                 said += printed
                 if found := until.search(printed):
+                    limit.cancel()
                     yield found[0]
                     break
         finally:
+            limit.cancel()
+            limit = _kill_later(server)
             server.terminate()
             said += server.communicate()[0]
             limit.cancel()
-    if server.returncode or "Traceback" in said:
+    if server.returncode or "Traceback" in said or not found:
         raise ReleaseError(f"{' '.join(line)}: exit {server.returncode}\n{said[-3000:]}")
 
 
+def _kill_later(program: Popen[str]) -> threading.Timer:
+    limit = threading.Timer(PATIENCE, program.kill)
+    limit.start()
+    return limit
+
+
 def _ready(address: str) -> None:
-    """Wait until the demo has sampled; its end by the timer ends this too."""
-    pause = threading.Event()
-    while True:
+    """Wait until the demo has sampled."""
+    pause, limit = threading.Event(), time.monotonic() + PATIENCE
+    while time.monotonic() < limit:
         try:
             with urllib.request.urlopen(f"{address}/readyz", timeout=PATIENCE):  # noqa: S310  our own demo
                 return
@@ -117,6 +125,7 @@ def _ready(address: str) -> None:
             pause.wait(0.2)
         except OSError as err:
             raise ReleaseError(f"{address}/readyz: {err}") from err
+    raise ReleaseError(f"{address}/readyz: not ready within {PATIENCE:g} s")
 
 
 def chart_renders(dist: Path, source: Path) -> None:

@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import tarfile
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ import yaml
 from exporter import __version__
 from exporter.cli import build_parser
 from exporter.config import Config
-from release import build, deb, installed, version
+from release import build, commands, deb, installed, version
+from tests.documents.ours import NAMES
 
 ROOT = Path(__file__).resolve().parents[1]
 WORKFLOWS = {path.name: path for path in sorted((ROOT / ".github/workflows").glob("*.yml"))}
@@ -85,7 +87,7 @@ def test_debian_sorts_what_comes_before_a_release_before_it() -> None:
 
 
 def test_the_playbook_installs_and_configures_what_the_package_has() -> None:
-    """Its syntax is Ansible's to check; here its YAML, its modules, and whatever it names of the package."""
+    """Its modules, and whatever it names of the package; Ansible itself runs it in tests/e2e/test_distribution.py."""
     (play,) = yaml.safe_load((ROOT / "examples/ansible/nodes.yaml").read_text())
     modules = {}
     for task in (*play["tasks"], *play["handlers"]):
@@ -102,6 +104,47 @@ def test_the_playbook_installs_and_configures_what_the_package_has() -> None:
     assert configured["group"] in (ROOT / "systemd/sysusers.d/gpu-efficiency.conf").read_text().split()
     assert f"{modules['Restart the daemon']['name']}.service" in {path.name for path in (ROOT / "systemd").iterdir()}
     assert modules["Wait until it has read its GPUs"]["url"].endswith(f"{Config().web.listen_address}/readyz")
+
+
+def test_every_command_is_run_from_the_wheel() -> None:
+    run = {words[0] for words, _ in commands.RUNS} | {words[0] for words in commands.SERVERS} | {"demo"}
+    assert run == NAMES
+    for words in (*(words for words, _ in commands.RUNS), *commands.SERVERS):
+        build_parser().parse_args(words)
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert set(",".join(commands.EXTRAS).strip(",").split(",")) == set(extras) - {"dev", "image"}
+
+
+@pytest.mark.parametrize(
+    ("script", "error"),
+    [
+        ("exit 4", "exit 4, not 0"),
+        ("echo Traceback; exit 0", "Traceback"),
+        ("test -t 0 || exit 5; stty -icanon; test $(head -c 1) = q && exit 6", "exit 6, not 0"),
+    ],
+)
+def test_a_command_that_ends_otherwise_is_named(tmp_path: Path, script: str, error: str) -> None:
+    command = tmp_path / "program"
+    command.write_text(f"#!/bin/sh\n{script}\n")
+    command.chmod(0o755)
+    run = commands.shown if "test -t" in script else commands.ended
+    with pytest.raises(build.ReleaseError, match=rf"(?s)program word: .*{error}"):
+        run(command, ["word"], 0, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("script", "error"),
+    [("exit 0", "exit 0"), ("trap 'kill $!; exit 3' TERM; sleep 600 & echo serves; wait", "exit 3")],
+)
+def test_a_server_that_does_not_serve_or_does_not_end_well_is_named(tmp_path: Path, script: str, error: str) -> None:
+    program = tmp_path / "program"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    with (
+        pytest.raises(build.ReleaseError, match=rf"program word: {error}"),
+        installed.serving([f"{program}", "word"], re.compile("serves")),
+    ):
+        pass
 
 
 def jobs() -> Iterator[tuple[str, dict[str, Any]]]:
