@@ -7,6 +7,7 @@ import importlib
 import sys
 from pathlib import Path
 
+from dashboards.clusters import with_clusters
 from dashboards.drawing import draw
 from dashboards.marks import with_marks
 from dashboards.notice import with_notice
@@ -18,7 +19,8 @@ FOLDER = Path(__file__).parent
 def boards() -> list[Board]:
     """Every board of the folder `boards`."""
     names = sorted(path.stem for path in (FOLDER / "boards").glob("[a-z]*.py"))
-    return [with_marks(with_notice(importlib.import_module(f"dashboards.boards.{name}").BOARD)) for name in names]
+    made = (importlib.import_module(f"dashboards.boards.{name}").BOARD for name in names)
+    return [with_marks(with_notice(with_clusters(board))) for board in made]
 
 
 def main(words: list[str]) -> int:

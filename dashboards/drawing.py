@@ -21,7 +21,7 @@ from grafana_foundation_sdk.models import prometheus as asked
 from grafana_foundation_sdk.models import text as texts
 
 from dashboards import words
-from dashboards.kinds import Built, bars, figure, lines, timeline
+from dashboards.kinds import Built, Property, bars, figure, lines, timeline
 from dashboards.parts import (
     Bars,
     Board,
@@ -207,7 +207,19 @@ def _panel(panel: Panel) -> Built:
         .unit(unit)
         .no_value(panel.empty)
     )
+    for query, letter in zip(panel.queries, ascii_uppercase, strict=False):
+        if own := [*_own(query, unit)]:
+            built = built.override_by_query(letter, own)
     return built if panel.decimals is None else built.decimals(panel.decimals)
+
+
+def _own(query: Query, unit: str) -> Iterator[Property]:
+    """What figures of one query have of their own."""
+    if query.unit and query.unit != unit:
+        yield Property("unit", query.unit)
+    if query.steps:
+        steps = [{"value": value, "color": colour} for value, colour in query.steps]
+        yield Property("thresholds", {"mode": "absolute", "steps": steps})
 
 
 def _kind(panel: Panel) -> Built:

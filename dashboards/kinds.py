@@ -90,7 +90,7 @@ def lines(kind: Lines, *, numbered: bool) -> Built:
     if kind.axis:
         built = built.axis_width(kind.axis)
     built = _numbered(built) if numbered else built
-    return _dashed(_coloured(built, kind.colours), kind.dashed)
+    return _dashed(_coloured(built, kind.colours), kind.dashed, stacked=kind.stacked)
 
 
 def _numbered(built: Built) -> Built:
@@ -112,9 +112,14 @@ def _band(built: timeseries.Panel, band: tuple[float, float]) -> timeseries.Pane
     return built.thresholds(_steps(steps)).thresholds_style(style)
 
 
-def _dashed(built: Built, names: tuple[str, ...]) -> Built:
+def _dashed(built: Built, names: tuple[str, ...], *, stacked: bool) -> Built:
+    """What the others are compared with, in front of a stack and no part of it."""
+    dashes = [Property("custom.lineStyle", {"fill": "dash", "dash": [6, 6]})]
+    if stacked:
+        plain = {"stacking": {"mode": "none"}, "fillOpacity": 0, "lineWidth": 1}
+        dashes += [Property(f"custom.{name}", value) for name, value in plain.items()]
     for name in names:
-        built = built.override_by_name(name, [Property("custom.lineStyle", {"fill": "dash", "dash": [6, 6]})])
+        built = built.override_by_name(name, dashes)
     return built
 
 

@@ -1,6 +1,6 @@
 """All that a side loses, in one table and as bars.
 
-Owns what stands above the rows of single leaks (`leaks`), and where a click in it leads. Refuses queries (`losses`).
+Owns what stands above the rows of the chosen leak (`leaks`), and where a click in it leads. Refuses queries (`losses`).
 """
 
 from collections.abc import Iterator
@@ -21,8 +21,6 @@ from dashboards.losses import (
 from dashboards.parts import Bars, Column, Link, Panel, Query, Table
 from dashboards.series import CLICKED, to, total
 
-_SMALL = 3
-"""Of 100 hours: what should never take more has no row of its own."""
 JOBS = 1000
 """Id of the panel that names the jobs that lose most to the leak chosen at the top."""
 
@@ -41,7 +39,7 @@ def table(side: Side, *, width: int, height: int) -> Panel:
         " money a month (730 h) at the mean rate, of these jobs and of the whole fleet, GPUs nobody holds included."
         " Coverage: the share of the GPU time that the best source covers. No data is not zero.",
         bad="more than the range, dearest first; and a low share heard, for then the figure is too low",
-        do="click on jobs to see who loses most; the leak's row below has its metric, who acts and what to do",
+        do="click on jobs to see who loses most; the row below has its metric, who acts and what to do",
         queries=(
             Query(by_loss(these, lambda loss: share(loss, side))),
             Query(by_loss(these, lambda loss: share(loss, side, 100 / loss.expected.high))),
@@ -72,11 +70,6 @@ def _columns(these: tuple[Loss, ...], side: Side) -> Iterator[Column]:
     yield Column(of="who", title="Who", texts={"|".join(k.rows): "jobs" for k in these}, width=55, link=jobs)
     yield Column(of="D", title="Fleet, a month", unit="short", decimals=1, width=115)
     yield _said("needs", "Signal needed", {loss.key: f"{', '.join(loss.evidence)}: {loss.needs}" for loss in these})
-
-
-def is_large(loss: Loss) -> bool:
-    """Whether it has a row of its own."""
-    return loss.of_twelve and loss.expected.high > _SMALL
 
 
 def _said(label: str, title: str, texts: dict[str, str], width: int = 0) -> Column:

@@ -1,13 +1,13 @@
-"""One folded row of panels for each leak of a side, and one for all that is small or none of the twelve.
+"""Two rows of panels that the leak chosen at the top fills: who loses to it and what to do, and what to watch.
 
-Owns what stands in them, alike for every leak, so that a new one has its panels by itself. Refuses what leaks are and
-how they are asked for (`losses`).
+Owns what stands in them, alike for every leak, so that a new one is there by itself. Refuses what leaks are and how
+they are asked for (`losses`).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from dashboards import words
-from dashboards.leak_table import JOBS, is_large
+from dashboards.leak_table import JOBS
 from dashboards.losses import (
     CHOSEN_LEAK,
     INFO,
@@ -16,81 +16,99 @@ from dashboards.losses import (
     Side,
     booked,
     by_job,
+    chosen_bound,
+    chosen_note,
+    chosen_shares,
+    if_chosen,
     losses,
-    share_now,
-    shares_now,
-    told,
 )
-from dashboards.parts import Column, Lines, Note, Panel, Query, Row, Table
-from dashboards.series import TO_JOB, at
-from dashboards.watching import curve, title_of
+from dashboards.parts import Column, Lines, Panel, Query, Row, Table
+from dashboards.series import TO_JOB, at, first_series
+from dashboards.watching import SPREAD, curves, title_of
 from exporter.core.leak_guide import LITERATURE
 
-
-def rows(side: Side) -> tuple[Row, ...]:
-    """One folded row for each of the twelve that matters here, and one for all the rest."""
-    these = losses(side)
-    rest = tuple(loss for loss in these if not is_large(loss))
-    return (*(_row(loss, side) for loss in these if is_large(loss)), _rest(rest, side))
+EXPECTED_FROM, EXPECTED_TO = "at least expected", "at most expected"
+CHOSEN, WATCHED = "The leak chosen at the top: ${leak:text}", "What to watch of the leak chosen at the top"
+_NOTES = ("What it is", "Role that acts", "Do first", "Watch", "Seen by", "Expect", "Drawn after", "Runbook")
 
 
-def _row(loss: Loss, side: Side) -> Row:
-    width = 24 // min(3, len(loss.series))
-    curves = [curve(each, side, f"{int(loss.key)}: {title_of(each)}", width=width) for each in loss.series]
-    return Row(loss.title, (_over_time(loss, side), _note(loss, side), *curves), folded=True)
-
-
-def _rest(these: tuple[Loss, ...], side: Side) -> Row:
-    shares = f"{SHARE}{{leak="
-    series = [name for loss in these if not loss.of_twelve for name in loss.series if not name.startswith(shares)]
-    leaks = f'leak=~"{"|".join(row for loss in these for row in loss.rows)}"'
-    return Row(
-        "Other losses",
-        (
-            _rest_over_time(leaks, side),
-            *(_note(loss, side) for loss in these),
-            *(curve(name, side, f"Other: {title_of(name)}", width=8) for name in series),
-        ),
-        folded=True,
+def rows(side: Side) -> tuple[Row, Row]:
+    """What one reads of any leak first, and a folded row with its curves."""
+    return (
+        Row(CHOSEN, (_over_time(side), note(side), jobs(side, width=24, height=8))),
+        Row(WATCHED, tuple(_watched(side)), folded=True),
     )
 
 
-def _over_time(loss: Loss, side: Side) -> Panel:
-    low, high = loss.expected.low, loss.expected.high
+def _over_time(side: Side) -> Panel:
     return Panel(
-        title=f"{int(loss.key)}: of 100 GPU-hours",
-        kind=Lines(stacked=len(loss.rows) > 1, colours=_colours(loss), band=(low, high)),
-        shows=f"{loss.name.capitalize()}: hours of 100 that {side.jobs} held. Green: the range to expect, {low:g} to"
-        f" {high:g} (an engineering estimate).",
+        title="Of 100 GPU-hours, over time",
+        kind=Lines(
+            stacked=True,
+            colours={**words.LEAKS, EXPECTED_FROM: words.UNKNOWN, EXPECTED_TO: words.QUIET},
+            dashed=(EXPECTED_FROM, EXPECTED_TO),
+        ),
+        shows=f"Hours of 100 that {side.jobs} held, of the leak chosen at the top. Dashed: the range to expect (an"
+        " engineering estimate).",
         bad="above the range for hours",
-        do=loss.fix,
-        queries=tuple(Query(share_now(row, loss, side), legend=row) for row in loss.rows),
+        do="what the note beside it says first",
+        queries=(
+            Query(chosen_shares(side), legend="{{leak}}"),
+            Query(chosen_bound(side, lambda expected: expected.low), legend=EXPECTED_FROM),
+            Query(chosen_bound(side, lambda expected: expected.high), legend=EXPECTED_TO),
+        ),
         unit="none",
-        width=12,
-        empty=f"no data: needs {loss.needs}",
-        fills=_story(loss),
+        width=10,
+        height=10,
+        empty="no data: see what it needs, beside",
     )
 
 
-def _colours(loss: Loss) -> dict[str, str]:
-    return {row: words.LEAKS.get(row, words.UNKNOWN) for row in loss.rows}
+def note(side: Side) -> Panel:
+    """What the chosen leak is, who acts, and which signal it needs."""
+    written = {
+        f"{what}:{'|'.join(loss.rows)}": said for loss in losses(side) for what, said in _said(loss, side) if said
+    }
+    return Panel(
+        title="Whose it is, what to do",
+        kind=Table(
+            (
+                Column(of="what", title="The leak chosen", width=120),
+                Column(of="said", title="Note", texts=written, wrapped=True),
+            )
+        ),
+        shows="What the leak chosen at the top is, who acts, and which signal it needs.",
+        bad="a loss above the range to expect",
+        do="what stands beside Do first",
+        queries=(Query(chosen_note("said", _NOTES)),),
+        unit="none",
+        width=14,
+        height=10,
+    )
 
 
-def _story(loss: Loss) -> str:
-    """What only a report or an engine tells of may have nothing to show in a fleet."""
-    return loss.rows[0] if told(loss) else ""
+def _said(loss: Loss, side: Side) -> Iterator[tuple[str, str]]:
+    low, high = loss.expected.low, loss.expected.high
+    yield "What it is", " ".join(f"{words.LEAK_NAMES[leak.name]}: {leak.description}" for leak in booked(loss))
+    yield "Role that acts", loss.team
+    yield "Do first", loss.fix
+    yield "Watch", loss.watch
+    yield "Seen by", f"{', '.join(loss.evidence)}: {loss.needs}"
+    yield "Expect", f"{low:g} to {high:g} of 100 hours (an estimate); an example: {loss.example(side):g}"
+    yield "Drawn after", "; ".join(LITERATURE[name].work for name in loss.expected.sources) or "no publication"
+    yield "Runbook", f"docs/runbooks/{loss.runbook}.md" if loss.runbook else "none"
 
 
 def jobs(side: Side, *, width: int, height: int) -> Panel:
     """The jobs that lose most now to the leak that is chosen at the top."""
     worst = f"topk(10, {by_job(side)})"
     return Panel(
-        title=f"{side.jobs.capitalize()} that lose most to the leak chosen at the top",
+        title=f"{side.jobs.capitalize()} that lose most to it",
         kind=Table((*_whose(side), *_LOST_NOW), sort="A"),
         shows="Money an hour that each loses now to the leak chosen at the top, and which share of its time that is."
         " A leak that only a report or an engine tells of has no jobs while none speaks.",
         bad="a job far above the others",
-        do="click on the job; what to do first about the leak is in the table above and in its row below",
+        do="click on the job; what to do first about the leak is in the note above",
         queries=(
             Query(f"{worst} * on (cluster, job_id) group_left (name, user, workload_namespace) {at(INFO)}"),
             Query(f"sum by (cluster, job_id) ({at(SHARE, CHOSEN_LEAK)}) and on (cluster, job_id) {worst}"),
@@ -98,7 +116,7 @@ def jobs(side: Side, *, width: int, height: int) -> Panel:
         width=width,
         height=height,
         number=JOBS,
-        empty="no job loses any now, or none is heard: see the note in the leak's row",
+        empty="no job loses any now, or none is heard: see the note above",
         fills="memory_bound_decode" if side.name == "inference" else "memory_bound",
     )
 
@@ -118,44 +136,41 @@ _LOST_NOW = (
 )
 
 
-def _note(loss: Loss, side: Side) -> Panel:
+_AXES = {"percentunit": "Shares and ratios", "s": "Times"}
+"""What is drawn together; all other units have one panel, in which a leak has mostly one of them."""
+
+
+def _watched(side: Side) -> Iterator[Panel]:
+    """One panel for each axis, with the metrics of whichever leak is chosen."""
+    for title in (*_AXES.values(), "Amounts"):
+        yield _curves(title, {loss: _of_axis(title, loss) for loss in losses(side)}, side)
+
+
+def watched(loss: Loss) -> Iterator[str]:
+    """Its series; the share of a job's time in a leak that is none of the twelve is not recorded across jobs."""
+    return (series for series in loss.series if loss.of_twelve or not series.startswith(SHARE))
+
+
+def _of_axis(title: str, loss: Loss) -> tuple[str, ...]:
+    return tuple(series for series in watched(loss) if _AXES.get(_unit(series), "Amounts") == title)
+
+
+def _unit(series: str) -> str:
+    return words.unit_of(first_series(series))
+
+
+def _curves(title: str, of_each: Mapping[Loss, tuple[str, ...]], side: Side) -> Panel:
+    each = [(loss, series, query) for loss, group in of_each.items() for series in group
+            for query in curves(series, side)]  # fmt: skip
+    alone = (series for group in of_each.values() if len(group) == 1 for series in group)
     return Panel(
-        title=f"{int(loss.key)}: whose it is, what to do" if is_large(loss) else f"Other: {loss.title}",
-        kind=Note("  \n".join(_lines(loss, side))),
-        shows="What it is, who acts, and which signal it needs.",
-        bad="a loss above the range to expect",
-        do=loss.fix,
-        width=12,
-        height=8,
-        empty="a text",
-    )
-
-
-def _lines(loss: Loss, side: Side) -> Iterator[str]:
-    low, high = loss.expected.low, loss.expected.high
-    yield f"**Role that acts** {loss.team}"
-    yield f"**Do first** {loss.fix}"
-    yield f"**Watch** {loss.watch}"
-    yield f"**Seen by** {', '.join(loss.evidence)}: {loss.needs}"
-    yield f"**Expect** (an estimate) {low:g} to {high:g} of 100 hours; an example: {loss.example(side):g}"
-    drawn = "; ".join(LITERATURE[name].work for name in loss.expected.sources)
-    if drawn:
-        yield f"**Drawn after** {drawn}"
-    for leak in booked(loss):
-        yield f"`{leak.name}` ({leak.layer}): {leak.description}"
-    if loss.runbook:
-        yield f"**Runbook** docs/runbooks/{loss.runbook}.md"
-
-
-def _rest_over_time(leaks: str, side: Side) -> Panel:
-    return Panel(
-        title="Other losses, of 100 GPU-hours",
-        kind=Lines(stacked=True, colours=words.LEAKS),
-        shows=f"Losses that are none of the twelve, or small here: hours of 100 that {side.jobs} held.",
-        bad="a band above what the notes below expect",
-        do="see the note of that loss",
-        queries=(Query(shares_now(leaks, side), legend="{{leak}}"),),
-        unit="none",
-        width=24,
-        empty=f"no {side.jobs} seen",
+        title=title,
+        kind=Lines(colours={f"{title_of(name)}: {what}": colour for name in alone for what, colour in SPREAD.items()}),
+        shows="Metrics that show whether the leak chosen at the top grows. Of single jobs the 10th, 50th and 90th"
+        f" percentile across {side.jobs}, each counted once; latencies of the server in the middle and the slowest.",
+        bad="a change without a change of the work; p90 far from p50: a few jobs are unlike the others",
+        do="see who: the table of jobs above",
+        queries=tuple(Query(if_chosen(loss, query.expr), query.legend, _unit(series)) for loss, series, query in each),
+        height=9,
+        empty="this leak has no such metric, or nobody reports it",
     )

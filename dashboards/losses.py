@@ -132,7 +132,7 @@ def _other(row: OtherLeak, number: int, side: Side) -> Loss:
 def choice(side: Side) -> Variable:
     """The variable by which one of them is chosen; its value is a regular expression of rows of LEAKS."""
     titles = {"|".join(loss.rows): loss.title for loss in losses(side)}
-    return Variable(name="leak", label="Leak", choices=titles, says="For the table of jobs that lose most to it.")
+    return Variable(name="leak", label="Leak", choices=titles, says="For the rows of the leak chosen at the top.")
 
 
 def booked(loss: Loss) -> Iterator[Leak]:
@@ -202,16 +202,45 @@ def by_job(side: Side) -> str:
     return f"{lost} * on (cluster, job_id) group_right () {at(PRICE)} and on (cluster, job_id) {at(INFO, side.who)}"
 
 
-def share_now(row: str, loss: Loss, side: Side) -> str:
-    """Hours of 100 of its jobs at each moment, of one of the loss's rows."""
+# -- what is asked of the leak that is chosen at the top --
+
+_CHOSEN = 'label_replace(vector(1), "chosen", "${leak:raw}", "", "")'
+
+
+def if_chosen(loss: Loss, expr: str) -> str:
+    """An answer, if the loss is the one that is chosen; else nothing."""
+    return f'label_replace({expr}, "chosen", "{"|".join(loss.rows)}", "", "") and on (chosen) {_CHOSEN}'
+
+
+def chosen_shares(side: Side) -> str:
+    """Hours of 100 of its jobs at each moment, by the rows of LEAKS that book it; 0 only where somebody would tell."""
     whole = f"sum({at(LAYERS, side.where)})"
-    silent = f"sum({at(_VOICES[_voice(loss, side)], side.where)})" if told(loss) else whole
-    only = f'leak="{row}"'
-    taken = f"sum({at(SECONDS, side.where, only)})"
-    return f"100 * ({taken} or 0 * {silent}) / ({whole} > 0)"
+    speakers = dict.fromkeys(_voice(loss, side) if told(loss) else "" for loss in losses(side))
+    zeros = " or on (leak) ".join(_zeros(voice, side) for voice in speakers)
+    taken = f"sum by (leak) ({at(SECONDS, side.where, CHOSEN_LEAK)})"
+    return f"100 * ({taken} or on (leak) {zeros}) / on () group_left () ({whole} > 0)"
 
 
-def shares_now(leaks: str, side: Side) -> str:
-    """The same of many rows, of those that take any."""
-    whole = f"(sum({at(LAYERS, side.where)}) > 0)"
-    return f"100 * sum by (leak) ({at(SECONDS, side.where, leaks)}) / on () group_left () {whole}"
+def _zeros(voice: str, side: Side) -> str:
+    """A 0 of each row of the chosen loss, if that one would tell of it, and speaks."""
+    speaks = at(_VOICES[voice] if voice else LAYERS, side.where)
+    these = (loss for loss in losses(side) if (_voice(loss, side) if told(loss) else "") == voice)
+    rows = " or ".join(
+        if_chosen(loss, f'label_replace(vector(0), "leak", "{row}", "", "")') for loss in these for row in loss.rows
+    )
+    return f"sum by (leak) ({rows}) * on () group_left () sum({speaks})"
+
+
+def chosen_bound(side: Side, bound: Callable[[ExpectedLoss], float]) -> str:
+    """One end of the range to expect of the chosen loss."""
+    return " or ".join(if_chosen(loss, f"vector({bound(loss.expected):g})") for loss in losses(side))
+
+
+def chosen_note(label: str, parts: Iterable[str]) -> str:
+    """A line of each part of its note, with `part:rows` under that label, for which a cell has the text."""
+    lines = " or ".join(
+        f'label_replace(vector({number}), "what", "{part}", "", "")' for number, part in enumerate(parts, 1)
+    )
+    return (
+        f'sort(label_join(label_replace({lines}, "chosen", "${{leak:raw}}", "", ""), "{label}", ":", "what", "chosen"))'
+    )

@@ -14,6 +14,10 @@ class Query(Struct, frozen=True):
     expr: str
     legend: str = ""
     """How a series is called, with {{labels}}; empty: the labels themselves."""
+    unit: str = ""
+    """Grafana's, where it is not the panel's."""
+    steps: tuple[tuple[float | None, str], ...] = ()
+    """Colours of its values, where they are not the panel's."""
 
 
 class Link(Struct, frozen=True):
@@ -46,6 +50,8 @@ class Column(Struct, frozen=True, kw_only=True):
     """What stands in a cell without a value."""
     hidden: bool = False
     """Only there for links of other columns."""
+    wrapped: bool = False
+    """Text on as many lines as it needs."""
 
 
 class Figure(Struct, frozen=True):

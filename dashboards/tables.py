@@ -67,6 +67,8 @@ def _cells(column: Column) -> Iterator[Property]:
         yield Property("custom.hidden", True)
     if column.texts:
         yield Property("custom.align", "left")  # a word, though the value is a number
+    if column.wrapped:
+        yield Property("custom.cellOptions", {"type": "auto", "wrapText": True})
     if column.link:
         yield Property("links", [{"title": column.link.title, "url": column.link.url}])
     yield from _cell_colours(column)

@@ -3,9 +3,11 @@
 Owns titles and curves. Refuses choosing series: that is the table of leaks.
 """
 
+from msgspec.structs import replace
+
 from dashboards import words
 from dashboards.losses import Side
-from dashboards.parts import Lines, Panel, Query
+from dashboards.parts import Query
 from dashboards.series import at, recorded
 
 SLOWEST = "p99 of the slowest"
@@ -44,13 +46,7 @@ _TITLES = {
 """What a series is called in few words; else by its name."""
 
 
-_STORIES = {
-    "job:gpu_efficiency_bubble:ratio": "pipeline_bubble",
-    "job:gpu_efficiency_fitting_slice:ratio": "oversized_allocation",
-    "job:gpu_efficiency_draft_acceptance:ratio_rate5m": "rejected_speculation",
-    "cluster_reason:gpu_efficiency_unavailable:gpus": "lost_gpu",
-}
-_LEGENDS = {f"cluster_{word}": f"{{{{{word}}}}} {{{{cluster}}}}" for word in ("leak", "state", "reason")}
+_LEGENDS = {f"cluster_{word}": f"{{{{{word}}}}} {{{{cluster}}}}" for word in ("state", "reason")}
 
 
 def title_of(series: str) -> str:
@@ -75,49 +71,26 @@ def selected(series: str, *more: str) -> str:
     return at(name, *where, *more)
 
 
-def curve(series: str, side: Side, title: str, *, width: int) -> Panel:
-    """A panel of it over time."""
-    queries, shows = _drawn(series, side)
-    return Panel(
-        title=title,
-        kind=Lines(colours=SPREAD, dashed=(SLOWEST,)),
-        shows=shows,
-        bad="a change without a change of the work; p90 far from p50: a few jobs are unlike the others",
-        do="see who: the table of jobs in this row",
-        queries=queries,
-        width=width,
-        height=9,
-        empty="no job has any, or nobody tells of it: see the note",
-        fills=_story(series, side),
-    )
+def curves(series: str, side: Side) -> tuple[Query, ...]:
+    """Its curves, each with its title: of each cluster, or how jobs are spread as rules have recorded it."""
+    title = title_of(series)
+    return tuple(replace(query, legend=f"{title}: {query.legend}") for query in _drawn(series, side))
 
 
-def _story(series: str, side: Side) -> str:
-    """In which it has a curve, where it may have none in a fleet."""
-    name, where = parted(series)
-    if name.startswith("job_leak"):
-        return where[0].split('"')[1] if side.name == "training" else "inference_waterfall"
-    return _STORIES.get(name, "")
-
-
-def _drawn(series: str, side: Side) -> tuple[tuple[Query, ...], str]:
-    """A curve of each cluster; or how jobs are spread, as rules have recorded it: thousands of curves are too many."""
+def _drawn(series: str, side: Side) -> tuple[Query, ...]:
+    """Thousands of curves are too many: of ranks the five highest, of jobs their spread or their sum."""
     name, where = parted(series)
     level, rest = name.split(":", 1)
     if level.startswith("cluster"):
-        return (Query(selected(series), legend=_LEGENDS.get(level, "{{cluster}}")),), "Of each cluster as a whole."
+        return (Query(selected(series), legend=_LEGENDS.get(level, "{{cluster}}")),)
     if level == "job_rank":
-        return (
-            Query(f"topk(5, {selected(series)})", legend="{{job_id}} rank {{rank}}"),
-        ), "The five highest ranks of the fleet."
+        return (Query(f"topk(5, {selected(series)})", legend="{{job_id}} rank {{rank}}"),)
     whole = f"{level.replace('job', 'cluster', 1)}:{rest}"
     if recorded(whole) and not recorded(_of_class(level, rest)):
         legend = "{{currency}}" if "cost" in rest else "all jobs"
         by = " by (currency) " if "cost" in rest else ""
-        return (Query(f"sum{by}({at(whole, *where)})", legend=legend),), "All jobs together that tell of it."
-    if "latency" in name:
-        return latency(*where), "Of the server in the middle, and of the slowest."
-    return spread(series, side), f"The 10th, 50th and 90th percentile across {side.jobs}, each counted once."
+        return (Query(f"sum{by}({at(whole, *where)})", legend=legend),)
+    return latency(*where) if "latency" in name else spread(series, side)
 
 
 def _of_class(level: str, rest: str) -> str:

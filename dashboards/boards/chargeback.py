@@ -31,8 +31,7 @@ _JOB_LOST = "job:gpu_efficiency_cost_lost:per_hour"
 _LOSSES, _SEEN = 'layer=~"gau|ectr|emfu"', 'layer!="unobserved"'
 _WEEK_AGO = "$__range offset 7d"
 _TRIPLE = "team, account, workload_namespace"
-_LOW, _HIGH = words.BANDS["product"]
-_USEFUL = ((None, words.BAD), (_LOW, words.EXPECTED), (_HIGH, words.GOOD))
+_USEFUL = words.judged(words.BANDS["product"])
 _NOTHING_HELD = "nothing was held"
 _NO_PRICE = "no job ran"
 _SAMPLED = "Money is that of the jobs that run, looked at every four minutes."

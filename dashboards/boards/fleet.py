@@ -26,7 +26,11 @@ from dashboards.small_fleet import FIX, LEAK, ROLE, SMALL_FLEET
 from dashboards.unbilled import NOBODY, named, nobodys_hours, nobodys_loss, nobodys_money
 from dashboards.unseen import UNSEEN_NODES
 
-_TARGET = words.BANDS["product"][1]
+_BANDS_SAID = ", ".join(
+    f"{name} {100 * low:.0f} to {100 * high:.0f} %"
+    for name, (low, high) in zip(("GAU", "ECTR", "eMFU"), words.BANDS.values(), strict=False)
+)
+_LOST: tuple[tuple[float | None, str], ...] = ((None, words.BAD),)
 _PAID = "cluster:gpu_efficiency_cost_paid:per_hour"
 _LEAK_COST = "cluster_leak:gpu_efficiency_cost:per_hour"
 _ENERGY_COST = "cluster_layer:gpu_efficiency_energy_cost:per_hour"
@@ -40,27 +44,24 @@ _THE_TEAM = to("chargeback", "The team's board", team=BILLED)
 _NO_SCRAPE = "nothing seen yet"
 
 
-def band(which: str) -> tuple[tuple[float | None, str], ...]:
-    """Below the band it is bad, within it as expected, above it good."""
-    low, high = words.BANDS[which]
-    return (None, words.BAD), (low, words.EXPECTED), (high, words.GOOD)
+_JUDGED = {"gau": "GAU: allocated and working", "ectr": "x ECTR: computing", "emfu": "x eMFU: useful FLOPs"}
 
 
-def _factor(which: str, title: str, name: str, *, shows: str, do: str) -> Panel:
-    low, high = (round(100 * edge) for edge in words.BANDS[which])
-    return Panel(
-        title=title,
-        kind=Figure(steps=band(which), named=True),
-        shows=f"{shows} Most fleets: {low} to {high} %.",
-        bad=f"below {low} %",
-        do=do,
-        queries=(Query(ratio("cluster", which), legend=name),),
-        unit="percentunit",
-        decimals=1,
-        width=6,
-        height=4,
-        empty=_NO_SCRAPE,
+def _product() -> tuple[Query, ...]:
+    """The three factors and what they make, with their signs; beside it what the driver has for use."""
+    factors = (
+        Query(ratio("cluster", which), name, steps=words.judged(words.BANDS[which])) for which, name in _JUDGED.items()
     )
+    useful = Query(product("cluster"), "= useful", steps=words.judged(words.BANDS["product"]))
+    return (
+        *factors,
+        useful,
+        Query(ratio("cluster", "kernel_utilization"), "nvidia-smi", steps=((None, words.UNKNOWN),)),
+    )
+
+
+_LOW, _HIGH = words.BANDS["product"]
+_PERCENT = words.judged((100 * _LOW, 100 * _HIGH))
 
 
 _NO_TEAM, _FREE = "jobs without a team", "nobody: "
@@ -81,35 +82,43 @@ _ANSWER = Row(
     "What we get for what we pay",
     (
         Panel(
-            title="Useful share",
-            kind=Figure(steps=band("product"), named=True),
+            title="What we get",
+            kind=Figure(named=True, steps=((None, words.EXPECTED),)),
             shows="GAU x ECTR x eMFU over the time shown: the share of the GPU time that advanced a model, in terms of"
-            " the hardware's dense peak. Where no job reports, it is the hardware's upper bound. Coverage says how much"
-            " of what is paid was seen.",
-            bad="below 14 %; most fleets lie at 20 to 25 %",
-            do="look which of the three factors below is lowest, then give the biggest leak to its team",
-            queries=(Query(product("cluster"), legend="of the GPU time seen"),),
-            unit="percentunit",
+            " the hardware's dense peak. Where no job reports, it is the hardware's upper bound. Beside it, a month of"
+            " 730 hours at the mean rate of the time shown: what all leaks together take, and what the GPUs cost,"
+            " silent nodes included. Without a price table it is GPU-hours.",
+            bad="less than 14 % useful where most GPUs train (most such fleets: 20 to 25 %); servers reach less: board"
+            " Inference leaks",
+            do="give the biggest leak, below, to the role that acts; configure prices where it says GPU-hours",
+            queries=(
+                Query(f"100 * ({product('cluster')})", "of the GPU time seen", "suffix:% useful", _PERCENT),
+                Query(a_month(_LEAK_COST, _LOSSES, by="currency"), "{{currency}}", "si: lost a month", _LOST),
+                Query(a_month(_PAID, by="currency"), "of {{currency}}", "si: paid a month"),
+            ),
+            unit="short",
             decimals=1,
-            width=4,
-            height=6,
+            width=24,
+            height=5,
             empty=_NO_SCRAPE,
         ),
         Panel(
-            title="Cost a month",
-            kind=Figure(named=True, colours={"lost": words.BAD}),
-            shows="What the GPUs cost a month of 730 hours at the mean rate of the time shown, silent nodes included,"
-            " and how much of it the twelve leaks and the rest of the losses take. Without a price table it is"
-            " GPU-hours.",
-            bad="more than three quarters of what is paid is lost",
-            do="begin with the biggest leak; configure prices where it says GPU-hours",
-            queries=(
-                Query(a_month(_LEAK_COST, _LOSSES, by="currency"), legend="lost, {{currency}}"),
-                Query(a_month(_PAID, by="currency"), legend="paid, {{currency}}"),
-            ),
-            width=4,
-            height=6,
-            empty="no price seen",
+            title="GAU x ECTR x eMFU = useful",
+            kind=Figure(named=True),
+            shows="GPU Allocation Utilization: held by a job that works / seen. Effective Compute Time Ratio: computing"
+            " / allocated and working. Effective Model FLOPs Utilization: useful / computing. Their product is what you"
+            " got. nvidia-smi: paid time with any kernel on the GPU, as the driver's utilisation has it; a kernel that"
+            f" only waits for a peer counts in full. Blue: {_BANDS_SAID}, where most fleets that train are.",
+            bad="an orange factor; the gap between nvidia-smi and useful is what nvidia-smi hides",
+            do="lowest GAU: reclaim zombies, backfill the queue (board Zombies and deadlocks); ECTR: data stalls,"
+            " checkpoints, host overhead, hangs (board Training leaks); eMFU: bigger batches, fused kernels, fewer"
+            " bubbles (boards Training leaks and Inference leaks)",
+            queries=_product(),
+            unit="percentunit",
+            decimals=1,
+            width=24,
+            height=4,
+            empty=_NO_SCRAPE,
         ),
         Panel(
             title="The biggest leaks",
@@ -131,45 +140,16 @@ _ANSWER = Row(
             bad="one that costs more than what is useful",
             do="give the first row to the team it is mostly of; with free GPUs to the role that acts",
             queries=(Query(in_words("fix", in_words("role", _BIGGEST))), Query(to_bill("team", _MOSTLY, _NO_OWNER))),
-            width=16,
-            height=6,
+            width=24,
+            height=5,
             empty="no price seen: the table below has the hours",
         ),
-        _factor(
-            "gau",
-            "Allocated and working",
-            "GAU",
-            shows="GPU Allocation Utilization: held by a job that works / seen.",
-            do="reclaim zombies, backfill the queue: board Zombies and deadlocks",
-        ),
-        _factor(
-            "ectr",
-            "x Computing",
-            "ECTR",
-            shows="Effective Compute Time Ratio: computing / allocated and working.",
-            do="look for data stalls, checkpoints, host overhead, hangs: board Training leaks",
-        ),
-        _factor(
-            "emfu",
-            "x Useful FLOPs",
-            "eMFU",
-            shows="Effective Model FLOPs Utilization: useful / computing. The product of the three is what you got.",
-            do="bigger batches, fused kernels, fewer bubbles: boards Training leaks and Inference leaks",
-        ),
-        Panel(
-            title="For comparison: nvidia-smi",
-            kind=Figure(steps=((None, words.UNKNOWN),), named=True),
-            shows="GPU Kernel Utilization: paid time with any kernel on the GPU, as the driver's utilisation has it. A"
-            " kernel that only waits for a peer counts in full.",
-            bad="nothing by itself: the gap to the first figure is what it hides",
-            do="do not steer by this figure",
-            queries=(Query(ratio("cluster", "kernel_utilization"), legend="time with any kernel"),),
-            unit="percentunit",
-            decimals=1,
-            width=6,
-            height=4,
-            empty=_NO_SCRAPE,
-        ),
+    ),
+)
+
+_NOW = Row(
+    "Who hangs, who holds GPUs for nothing, and what is not seen, now",
+    (
         Panel(
             title="Hung and zombie GPUs now: whose they are, dearest first",
             kind=Table(
@@ -187,24 +167,24 @@ _ANSWER = Row(
                 ),
                 sort="B",
             ),
-            shows="Hung and zombie GPUs, together for the jobs of a user that have the same name: what they cost an"
-            " hour, and for how long the first of them has been spinning, or without work.",
+            shows="Hung and zombie GPUs, together for the jobs of a user in a cluster that have the same name: what"
+            " they cost an hour, and for how long the first of them has been spinning, or without work.",
             bad="a row",
             do="call the owner, and where nobody answers the platform team, which can cancel the jobs; the board"
             " Zombies and deadlocks has each job and its runbook",
             queries=(
-                Query(whose(f"sum by (state, user, team, account, name) ({_TROUBLE} {_WHOSE})")),
+                Query(whose(f"sum by (cluster, state, user, team, account, name) ({_TROUBLE} {_WHOSE})")),
                 Query(
-                    f"sum by (state, user, team, account, name, currency) ({_TROUBLE}"
+                    f"sum by (cluster, state, user, team, account, name, currency) ({_TROUBLE}"
                     f" / on (cluster, job_id) group_left () {at('job:gpu_efficiency_gpus')}"
                     f" * on (cluster, job_id) group_left (currency) {at('job:gpu_efficiency_price:per_hour')} {_WHOSE})"
                 ),
-                Query(f"count by (state, user, team, account, name) ({_TROUBLE} {_WHOSE})"),
+                Query(f"count by (cluster, state, user, team, account, name) ({_TROUBLE} {_WHOSE})"),
                 Query(
-                    f"max by (state, user, team, account, name) (({_TROUBLE} > bool 0)"
+                    f"max by (cluster, state, user, team, account, name) (({_TROUBLE} > bool 0)"
                     f" * on (cluster, job_id) group_left () (time() - {IN_TROUBLE_SINCE}) {_WHOSE})"
                 ),
-                Query(f"topk by (state, user, team, account, name) (1, {_TROUBLE} {_WHOSE})"),
+                Query(f"topk by (cluster, state, user, team, account, name) (1, {_TROUBLE} {_WHOSE})"),
             ),
             unit="none",
             width=24,
@@ -515,7 +495,7 @@ _WANTED = Row(
             " jobs which gave way, and of those that these preempted in turn.",
             bad="a short job that cost others many GPU-hours",
             do="ask whether it had to start at once; lower its QOS, or make its victims checkpoint",
-            queries=(Query(f"topk(10, max by (job_id, partition) ({at(_COST)})) / 3600"),),
+            queries=(Query(f"topk(10, max by (cluster, job_id, partition) ({at(_COST)})) / 3600"),),
             unit="none",
             width=10,
             height=7,
@@ -727,16 +707,17 @@ _COMPARED = Row(
             empty="no price and no carbon intensity of energy",
         ),
         Panel(
-            title="Recoverable",
+            title=f"Recoverable, if {100 * _HIGH:.0f} % were useful",
             kind=Figure(steps=((None, words.WATCH),), named=True),
             shows="How many GPUs fewer would do the same useful work with each layer at the top of its band"
-            f" (85 % x 90 % x 50 % = {100 * _TARGET:.0f} %): GPUs seen less useful / {_TARGET:g}.",
+            f" (85 % x 90 % x 50 % = {100 * _HIGH:.0f} %), as fleets that train can: GPUs seen less useful /"
+            f" {_HIGH:g}.",
             bad="more than the next purchase would bring",
             do="recover before buying",
             queries=(
                 Query(
                     f"clamp_min(sum(avg_over_time({at(part('cluster', 'observed'))}[$__range]))"
-                    f" - sum(avg_over_time({at(part('cluster', 'useful'))}[$__range])) / {_TARGET:g}, 0)",
+                    f" - sum(avg_over_time({at(part('cluster', 'useful'))}[$__range])) / {_HIGH:g}, 0)",
                     legend="GPUs",
                 ),
             ),
@@ -769,5 +750,5 @@ BOARD = Board(
     says="For the one who pays: how much of what we pay for is useful, what the biggest leak is, whose it is, what it"
     " costs a month, and what to do first.",
     variables=(ITS_CLUSTER,),
-    rows=(_ANSWER, _WATERFALL, _WORST, _TREND, _COMPARED, _WANTED, SMALL_FLEET),
+    rows=(_ANSWER, _WATERFALL, _NOW, _WORST, _TREND, _COMPARED, _WANTED, SMALL_FLEET),
 )

@@ -4,7 +4,7 @@ from msgspec.structs import replace
 
 from dashboards import words
 from dashboards.leak_table import table, waterfall
-from dashboards.leaks import jobs, rows
+from dashboards.leaks import rows
 from dashboards.losses import COST, INFERENCE, INFO, LAYERS, choice
 from dashboards.parts import Board, Column, Figure, Lines, Panel, Query, Row, Table
 from dashboards.series import CLUSTER, NAMESPACE, TO_JOB, a_month, at, of_layers, total
@@ -25,19 +25,12 @@ _A_MILLION = (
 )
 
 
-def _figure(title: str, shows: str, bad: str, do: str, *, query: Query, unit: str, decimals: int = 1) -> Panel:
-    return Panel(
-        title=title, kind=Figure(steps=((None, words.EXPECTED),), named="{{currency}}" in query.legend), shows=shows,
-        bad=bad, do=do, queries=(query,), unit=unit, decimals=decimals, width=3, height=4, empty="no engine",
-    )  # fmt: skip
-
-
 _FIRST = Row(
     "What servers give for what they hold",
     (
         Panel(
             title="Useful",
-            kind=Figure(steps=((None, words.BAD), (0.03, words.EXPECTED), (0.3, words.GOOD))),
+            kind=Figure(steps=words.judged(words.SERVING_BAND)),
             shows="Share of the seen GPU time of servers that moved a model, in terms of the hardware's peak. Decoding"
             " waits for memory: 3 to 30 % is what most have.",
             bad="below 3 %",
@@ -57,33 +50,31 @@ _FIRST = Row(
             do="begin with the dearest row of the table below",
             queries=(Query(a_month(COST, INFERENCE.where, _LOSSES, by="currency"), legend="{{currency}} a month"),),
             decimals=0,
-            width=3,
+            width=5,
             height=4,
             empty=_NONE,
         ),
-        _figure(
-            "Tokens/s", "Tokens that all servers heard generate, now.", "fewer at the same requests",
-            "see the table of servers", query=Query(f"sum({at(_ALL_TOKENS)})"), unit="short", decimals=0,
-        ),
-        _figure(
-            "Per 1M", "What the GPUs of the servers heard cost for a million generated tokens, now.",
-            "more than what an API asks for the same model", "fuller batches, fewer replicas",
-            query=Query(_A_MILLION, legend="{{currency}}"), unit="short", decimals=2,
-        ),
-        _figure(
-            "TTFT", "Time to the first token of the slowest server, 99th percentile, now.",
-            "above what users were promised", "see the chart below; a replica more, chunked prefill",
-            query=Query(f"max({at(WORST, _TTFT)})"), unit="s", decimals=1,
-        ),
-        _figure(
-            "ITL", "Time between two tokens of the slowest server, 99th percentile, now.",
-            "above 100 ms: slower than people read", "smaller batches; prefill and decode on GPUs of their own",
-            query=Query(f"max({at(WORST, _ITL)})"), unit="s", decimals=0,
-        ),
-        _figure(
-            "Waiting", "Requests of all servers heard that wait for a place in a batch, now.",
-            "any that stay while batches are not full", "see row 11: under-filled batches",
-            query=Query(f"sum({at(_ALL_REQUESTS, _WAITING)}) or 0 * sum({at(_ALL_TOKENS)})"), unit="none", decimals=0,
+        Panel(
+            title="All servers now",
+            kind=Figure(steps=((None, words.EXPECTED),), named=True),
+            shows="Of the servers heard: tokens generated a second; what their GPUs cost for a million of them; time to"
+            " the first token (TTFT) and between two tokens (ITL) of the slowest, 99th percentile; requests that wait"
+            " for a place in a batch.",
+            bad="a million tokens dearer than an API asks for the same model; a TTFT above what users were promised; an"
+            " ITL above 100 ms, slower than people read; requests that wait while batches are not full",
+            do="fuller batches and fewer replicas for the cost; chunked prefill, smaller batches, or a replica more for"
+            " the latencies; leak 11 (under-filled batches) for requests that wait",
+            queries=(
+                Query(f"sum({at(_ALL_TOKENS)})", "tokens/s", "short"),
+                Query(_A_MILLION, "1M tokens, {{currency}}", "short"),
+                Query(f"max({at(WORST, _TTFT)})", "TTFT p99", "s"),
+                Query(f"max({at(WORST, _ITL)})", "ITL p99", "s"),
+                Query(f"sum({at(_ALL_REQUESTS, _WAITING)}) or 0 * sum({at(_ALL_TOKENS)})", "waiting", "none"),
+            ),
+            unit="short",
+            width=12,
+            height=4,
+            empty="no engine heard",
         ),
         Panel(
             title="Engines",
@@ -100,14 +91,15 @@ _FIRST = Row(
             ),
             unit="percentunit",
             decimals=0,
-            width=3,
+            width=4,
             height=4,
             empty=_NONE,
         ),
     ),
-)  # fmt: skip
+)
 
-_LEAKS = Row("Where it goes", (table(INFERENCE, width=24, height=19), jobs(INFERENCE, width=24, height=8)))
+_LEAKS = Row("Where it goes", (table(INFERENCE, width=24, height=19),))
+_CHOSEN, _WATCHED = rows(INFERENCE)
 
 
 _STATES = {"waiting": words.WATCH, "running": words.EXPECTED}
@@ -132,7 +124,7 @@ _BESIDE = Row(
         ),
         _chart(
             "Time between tokens", f"While an answer is written:{_MIDDLE}", "p99 that rises with prompts: prefills",
-            "row 10: chunked prefill, or prefill and decode on GPUs of their own",
+            "leak 10: chunked prefill, or prefill and decode on GPUs of their own",
             queries=latency(_ITL),
         ),
         _chart(
@@ -141,12 +133,12 @@ _BESIDE = Row(
         ),
         _chart(
             "Batch fill", f"Requests in the batch over its slots. {_ACROSS}",
-            "half empty while requests wait; full while p99 is too high", "row 11: fewer, fuller replicas",
+            "half empty while requests wait; full while p99 is too high", "leak 11: fewer, fuller replicas",
             queries=spread("job:gpu_efficiency_batch_fill:ratio", INFERENCE),
         ),
         _chart(
             "KV cache in use", f"Of the fullest replica of each server. {_ACROSS}", "p90 at 100 %: evictions",
-            "row 9: quantise the KV cache, give it more memory",
+            "leak 9: quantise the KV cache, give it more memory",
             queries=spread("job:gpu_efficiency_kv_cache:ratio", INFERENCE),
         ),
         _chart(
@@ -200,7 +192,7 @@ def _servers() -> Panel:
         shows="The servers that lose most money an hour now, with what their engines say: requests, batches, KV cache,"
         " latencies of the slowest replica, tokens, drafts, and what a million generated tokens cost.",
         bad="waiting requests beside batches that are not full; a dear million",
-        do="click on the server; the rows below say what to do",
+        do="click on the server",
         queries=(Query(named), *(Query(query) for query in more), Query(engine), Query(million)),
         width=24,
         height=11,
@@ -258,7 +250,7 @@ _MONEY_ROW = Row(
             "Tokens a second that were computed again after an eviction, and requests put out of the"
             " batch a second, of all servers heard.",
             "any that stays: the KV cache is too small",
-            "row 9: KV-cache pressure",
+            "leak 9: KV-cache pressure",
             queries=(
                 Query(f"sum({at('cluster:gpu_efficiency_recomputed_tokens:rate5m')})", legend="tokens again a second"),
                 Query(f"sum({at('cluster:gpu_efficiency_preemptions:rate5m')})", legend="preemptions a second"),
@@ -279,5 +271,5 @@ BOARD = Board(
         choice(INFERENCE),
         replace(NAMESPACE, says="Narrows the tables of servers; sums and curves are of all."),
     ),
-    rows=(_FIRST, _LEAKS, _BESIDE, _MONEY_ROW, *rows(INFERENCE)),
+    rows=(_FIRST, _LEAKS, _CHOSEN, _BESIDE, _MONEY_ROW, _WATCHED),
 )

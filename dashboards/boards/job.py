@@ -6,7 +6,6 @@ of single GPUs is of those that the job holds, at the moments at which it holds 
 """
 
 from dashboards import words
-from dashboards.boards.fleet import band
 from dashboards.parts import Bars, Board, Column, Figure, Lines, Note, Panel, Query, Row, Table, Timeline
 from dashboards.series import (
     CLICKED,
@@ -34,6 +33,7 @@ _TO_TEAM = to("chargeback", "The team's board", team=CLICKED)
 _TO_ACCOUNT = to("chargeback", "The account's board", account=CLICKED)
 _TO_TRAINING = to("training", "Training leaks")
 _LOSSES, _SEEN = 'layer=~"gau|ectr|emfu"', 'layer!="unobserved"'
+_OF_SERVERS = 'workload_class="serving"'
 _BAD_STATES, _UNSEEN = 'state=~"hung|zombie|unavailable|unobserved"', 'state="unobserved"'
 _SHOWN = 24
 """Stripes and rows of single GPUs at most."""
@@ -198,11 +198,23 @@ def _figure(
     )  # fmt: skip
 
 
+_SERVES = f"max by (cluster) ({_last('job:gpu_efficiency_info', _OF_SERVERS)})"
+
+
+def _by_class(expr: str, trains: tuple[float, float], serves: tuple[float, float] | None) -> tuple[Query, Query]:
+    """One answer, judged by the band of its class; where that has none it is not judged."""
+    return (
+        Query(f"({expr}) unless on (cluster) {_SERVES}", steps=words.judged(trains)),
+        Query(f"({expr}) and on (cluster) {_SERVES}", steps=words.judged(serves) if serves else _PLAIN),
+    )
+
+
 def _layer(which: str, title: str, *, shows: str, do: str) -> Panel:
     low, high = (round(100 * edge) for edge in words.BANDS[which])
     return _figure(
-        title, Query(_ratio(which)), shows=f"{shows} Most fleets: {low} to {high} %.", bad=f"below {low} %",
-        do=do, unit="percentunit", decimals=1, steps=band(which), empty=_UNKNOWN,
+        title, *_by_class(_ratio(which), words.BANDS[which], None),
+        shows=f"{shows} Most training jobs: {low} to {high} %. A server has no band here, and no colour of judgement.",
+        bad=f"below {low} % in training", do=do, unit="percentunit", decimals=1, empty=_UNKNOWN,
     )  # fmt: skip
 
 
@@ -312,11 +324,12 @@ _RECEIPT = Row(
         ),
         _WHO,
         _figure(
-            "Useful", Query(_PRODUCT),
+            "Useful", *_by_class(_PRODUCT, words.BANDS["product"], words.SERVING_BAND),
             shows="GAU x ECTR x eMFU since the job began: the share of its GPU time that advanced a model, of the"
             " hardware's dense peak. Where the job does not report, it is the hardware's upper bound.",
-            bad="below 14 %", do="see which of the three beside it is lowest, then the longest bar below",
-            unit="percentunit", decimals=1, steps=band("product"), empty=_UNKNOWN,
+            bad="below 14 % in training; below 3 % in a server: decoding waits for memory",
+            do="see which of the three beside it is lowest, then the longest bar below",
+            unit="percentunit", decimals=1, empty=_UNKNOWN,
         ),
         _layer("gau", "GAU", shows="GPU Allocation Utilization: GPUs that work, of all it holds; zombies do not.",
                do="let go of GPUs that rest: see the table of its GPUs"),

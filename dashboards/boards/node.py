@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Iterator
 
 from dashboards import words
-from dashboards.boards.fleet import band
 from dashboards.parts import Bars, Board, Column, Figure, Kind, Lines, Panel, Query, Row, Table, Timeline
 from dashboards.raw import (
     COMPUTING,
@@ -70,7 +69,7 @@ _SEEN = f"on () {seconds(THIS_NODE, OBSERVED)} > 0"
 def _layer(which: str, title: str, *, shows: str, do: str) -> Panel:
     low = round(100 * words.BANDS[which][0])
     return Panel(
-        title=title, kind=Figure(steps=band(which)), shows=shows, bad=f"below {low} %", do=do,
+        title=title, kind=Figure(steps=words.judged(words.BANDS[which])), shows=shows, bad=f"below {low} %", do=do,
         queries=(Query(ratio(which, THIS_NODE)),), unit="percentunit", decimals=1, width=4, height=4,
         empty="none",
     )  # fmt: skip
@@ -81,7 +80,7 @@ _ANSWER = Row(
     (
         Panel(
             title="Useful: GAU x ECTR x eMFU",
-            kind=Figure(steps=band("product")),
+            kind=Figure(steps=words.judged(words.BANDS["product"])),
             shows="GAU x ECTR x eMFU of this node over the time shown: the share of GPU time that advanced a model.",
             bad="below 14 %",
             do="look which factor is lowest, then at the longest bar of Where 100 GPU-hours went",

@@ -2,7 +2,7 @@
 
 from dashboards import words
 from dashboards.leak_table import table, waterfall
-from dashboards.leaks import jobs, rows
+from dashboards.leaks import rows
 from dashboards.losses import COST, INFO, TRAINING, choice
 from dashboards.parts import Board, Column, Figure, Lines, Panel, Query, Row, Table
 from dashboards.series import CLUSTER, TO_JOB, TO_NODE, a_month, at, of_layers, total
@@ -20,7 +20,7 @@ _NAMED = f"* on (cluster, job_id) group_left (name, user) {at(INFO)}"
 def _layer(which: str, title: str, shows: str) -> Panel:
     low, high = words.BANDS[which]
     return Panel(
-        title=title, kind=Figure(steps=((None, words.BAD), (low, words.EXPECTED), (high, words.GOOD))),
+        title=title, kind=Figure(steps=words.judged(words.BANDS[which])),
         shows=f"{shows} Of training jobs alone, over the time shown. Most fleets: {low:.0%} to {high:.0%}.",
         bad=f"below {low:.0%}", do="take the longest bar of that layer below",
         queries=(Query(of_layers("class", which, TRAINING.where)),),
@@ -65,7 +65,7 @@ _FIRST = Row(
             shows="Of a job's seen time since its start the share not spent on being ready: starting, saving, hanging,"
             " recovering, repeating. The median of batch jobs now, by the ledger.",
             bad="below 90 % for long runs",
-            do="see row 5: failures and recovery",
+            do="choose leak 5 at the top: failures and recovery",
             queries=(Query(f"max({at('class_spread:gpu_efficiency_goodput:ratio', TRAINING.alike, _P50)})"),),
             unit="percentunit",
             decimals=1,
@@ -107,7 +107,8 @@ _FIRST = Row(
     ),
 )
 
-_LEAKS = Row("Where it goes", (table(TRAINING, width=24, height=17), jobs(TRAINING, width=24, height=8)))
+_LEAKS = Row("Where it goes", (table(TRAINING, width=24, height=17),))
+_CHOSEN, _WATCHED = rows(TRAINING)
 
 _RUNS = Row(
     "Where 100 hours went, and how different jobs are",
@@ -132,7 +133,7 @@ _RUNS = Row(
             shows="Share of the time since a job's start that was not spent on being ready, by the ledger; beside it"
             " the median of what jobs say of themselves: time in new steps.",
             bad="p10 below 80 %: some runs fail, save or repeat too often",
-            do="see row 5: failures and recovery",
+            do="choose leak 5 at the top: failures and recovery",
             queries=(
                 *spread("job:gpu_efficiency_goodput:ratio", TRAINING),
                 Query(
@@ -319,7 +320,7 @@ _FAILURES = Row(
             ),
             shows="Of the wall time of runs that report, since their start, what was no step or a step made twice.",
             bad="a tenth in any of them",
-            do="data: row data_stall below; checkpoint, restore, rework: row 5",
+            do="data: choose data stall at the top; checkpoint, restore, rework: leak 5",
             queries=(
                 Query(f"sort_desc(sum by (phase) ({at(_PHASES, _NO_STEPS)}) / on () group_left () sum({at(_PHASES)}))"),
             ),
@@ -338,5 +339,5 @@ BOARD = Board(
     says="For those who train: which leak takes most of the GPU time of training jobs, what it costs a month, whose it"
     " is and what to do; how different runs are, how they scale, save and fail.",
     variables=(CLUSTER, choice(TRAINING)),
-    rows=(_FIRST, _LEAKS, _RUNS, _SCALE, _FAILURES, *rows(TRAINING)),
+    rows=(_FIRST, _LEAKS, _CHOSEN, _RUNS, _SCALE, _FAILURES, _WATCHED),
 )

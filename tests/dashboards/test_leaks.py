@@ -12,9 +12,10 @@ from msgspec.structs import replace
 
 from dashboards.build import FOLDER, boards
 from dashboards.leak_table import table
-from dashboards.leaks import rows
+from dashboards.leaks import note, rows, watched
 from dashboards.losses import INFERENCE, TRAINING, Side, choice, losses
-from dashboards.parts import Row, Table
+from dashboards.parts import Table
+from dashboards.watching import parted
 from exporter.core.leak_guide import LEAK_GUIDE
 from tests.alerts.packs import files
 from tests.dashboards.grafana import Answer, asker, opened
@@ -46,31 +47,41 @@ def test_who_in_the_table_chooses_a_leak_for_the_panel_that_names_jobs(side: Sid
     assert [each.rpartition(" : ")[2] for each in leak["query"].split(", ")] == [*texts(side, "who")]
 
 
+def notes(side: Side) -> Mapping[str, str]:
+    """What the note of the chosen leak writes, by its part and the leak's rows."""
+    kind = note(side).kind
+    assert isinstance(kind, Table)
+    return next(column.texts for column in kind.columns if column.of == "said")
+
+
 @SIDES
-def test_every_loss_of_a_side_has_its_line_and_either_a_row_or_a_note(side: Side) -> None:
-    folded = rows(side)
-    assert all(row.folded for row in folded)
-    titles = {panel.title for row in folded for panel in row.panels}
+def test_every_loss_of_a_side_has_its_line_and_its_note(side: Side) -> None:
     for loss in losses(side):
         assert loss.key in texts(side, "loss")
-        assert {f"{int(loss.key)}: whose it is, what to do", f"Other: {loss.title}"} & titles
+        assert notes(side)[f"Do first:{'|'.join(loss.rows)}"] == loss.fix
 
 
-def row_of(side: Side, title: str) -> Row:
-    """The row with a title."""
-    return next(row for row in rows(side) if row.title == title)
+@SIDES
+def test_a_chosen_leak_fills_all_its_panels(side: Side) -> None:
+    shown, folded = rows(side)
+    assert (shown.folded, folded.folded) == (False, True)
+    asked = [query.expr for panel in (*shown.panels, *folded.panels) for query in panel.queries]
+    assert all("$leak" in expr or "${leak:raw}" in expr for expr in asked)
+    for loss in losses(side):
+        mine = [expr for expr in asked if f'"chosen", "{"|".join(loss.rows)}"' in expr]
+        for series in watched(loss):
+            assert any(parted(series)[0].split(":")[1] in expr for expr in mine), (loss.name, series)
 
 
 def test_a_leak_that_is_new_has_its_panels_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dashboards.losses.LEAK_GUIDE", (*LEAK_GUIDE, NEW))
     assert texts(INFERENCE, "loss")["99"] == "99 cosmic rays"
     assert texts(INFERENCE, "needs")["99"] == "engine: a window"
-    panels = row_of(INFERENCE, "99 cosmic rays").panels
-    asked = [query.expr for panel in panels for query in panel.queries]
-    assert any('leak="hung"' in expr for expr in asked)
+    assert notes(INFERENCE)["Seen by:hung"] == "engine: a window"
+    asked = [query.expr for row in rows(INFERENCE) for panel in row.panels for query in panel.queries]
+    assert any("gpu_efficiency_preemptions" in expr and '"hung"' in expr for expr in asked)
     assert "hung" in choice(INFERENCE).choices
-    assert any("gpu_efficiency_preemptions" in expr for expr in asked)
-    assert all(row.title != "99 cosmic rays" for row in rows(TRAINING))
+    assert "hung" not in choice(TRAINING).choices
 
 
 def test_shares_that_are_watched_are_recorded_across_jobs() -> None:
@@ -82,7 +93,7 @@ def test_shares_that_are_watched_are_recorded_across_jobs() -> None:
 def test_the_two_boards_ask_for_few_things_before_a_row_is_opened() -> None:
     for board in boards():
         if board.name in {"training", "inference"}:
-            assert sum(len(row.panels) for row in board.rows if not row.folded) <= 24
+            assert sum(len(row.panels) for row in board.rows if not row.folded) <= 16
 
 
 @pytest.fixture(name="silent", scope="module")

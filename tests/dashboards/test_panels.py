@@ -63,10 +63,12 @@ def opens(
 def views(
     board: Board, ask: Ask, world: World, cluster: str, *, only: Collection[str] = ()
 ) -> Iterator[dict[str, Panel]]:
-    """The board as it is opened on a cluster; one with a job to choose, once for each job there."""
+    """The board as it is opened on a cluster; one with a job or a leak to choose, once for each job there or leak."""
     ids = dict.fromkeys(job for node in world.clusters[cluster].nodes for job in node.moments[-1].jobs)
     by_job = any(variable.name == "job_id" for variable in board.variables) and ids
-    chosen = [{"job_id": [job]} for job in ids] if by_job else [{}]
+    leaks = next((variable.choices for variable in board.variables if variable.name == "leak"), {})
+    jobs = [{"job_id": [job]} for job in ids] if by_job else []
+    chosen = [*jobs, *({"leak": [leak]} for leak in leaks)] or [{}]
     return (opens(board, ask, world, chosen={"cluster": [cluster], **each}, only=only) for each in chosen)
 
 

@@ -93,13 +93,15 @@ def recoverable(played: Played) -> float:
 # The scheduler has one node of eight more, which is down.
 ROWS = (
     *(
-        Expected(panel=panel, scenario="carpenter_told", minutes=600, worth=share(which, 600))
-        for which, panel in {
-            "product": "Useful share",
-            "gau": "Allocated and working",
-            "ectr": "x Computing",
-            "emfu": "x Useful FLOPs",
-        }.items()
+        Expected(
+            panel="GAU x ECTR x eMFU = useful", scenario="carpenter_told", minutes=600, letter=letter,
+            worth=share(which, 600),
+        )
+        for letter, which in zip("ABCD", ("gau", "ectr", "emfu", "product"), strict=True)
+    ),
+    Expected(
+        panel="What we get", scenario="carpenter_told", minutes=600,
+        worth=lambda played: 100 * share("product", 600)(played),
     ),
     *(
         Expected(
@@ -130,11 +132,11 @@ ROWS = (
         worth=lambda played: of_a_hundred("memory_bound", 600)(played) / 100 * gpus(played) * PRICE * 10,
     ),
     Expected(
-        panel="Cost a month", scenario="fleet", minutes=60, letter="B", where={"currency": "USD"},
+        panel="What we get", scenario="fleet", minutes=60, letter="C", where={"currency": "USD"},
         worth=lambda played: gpus(played) * PRICE * MONTH,
     ),
     Expected(
-        panel="Cost a month", scenario="fleet", minutes=60, where={"currency": "USD"},
+        panel="What we get", scenario="fleet", minutes=60, letter="B", where={"currency": "USD"},
         worth=lambda played: lost(60)(played) * gpus(played) * PRICE * MONTH,
     ),
     Expected(
@@ -207,7 +209,7 @@ ROWS = (
         panel="Jobs that lose most, now", scenario="fleet", where={"job_id": "45001", "whose": "foundation"},
         worth=lambda played: PRICE * (played.leaks(5, job="45001")["hung"]) / 300,
     ),
-    Expected(panel="Recoverable", scenario="fleet", minutes=60, worth=recoverable),
+    Expected(panel="Recoverable, if 38 % were useful", scenario="fleet", minutes=60, worth=recoverable),
     Expected(panel="GPUs owned", scenario="fleet", worth=lambda played: gpus(played) + 8, within=0),
     # A node that is expected and was never heard, one whose daemon is silent, and one whose daemon sees nothing.
     *(

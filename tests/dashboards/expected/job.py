@@ -153,7 +153,7 @@ HUNG, REWORK = ("hung", TRAINER), ("rework", TRAINER)
 LEAKS_ROWS = tuple(row("GPU-hours by leak", of, hours(leak, of[1]), leak=leak) for leak, of in JOBS.items())
 RECEIPT = (
     *(row(which, HUNG, layers(which, TRAINER)) for which in ABOVE_BELOW),
-    row("GAU", JOBS["idle_allocation"], layers("GAU", "inference/chat-0-1")),
+    row("GAU", JOBS["idle_allocation"], layers("GAU", "inference/chat-0-1"), letter="B"),
     row("Cost so far", REWORK, lambda p: PRICE / 3600 * sum(p.leaks(job=TRAINER).values()), currency="USD"),
     row("Energy", REWORK, told(lambda job: PER_KWH * sum(job.counters.energy) / 3.6e9), letter="B",
         currency="USD"),

@@ -1,7 +1,9 @@
 """The Training board: each leak in its own story, where the table, the curves and the figures must have the books'."""
 
 from collections.abc import Callable, Iterator
+from string import ascii_uppercase
 
+from dashboards.leaks import rows
 from dashboards.losses import TRAINING, losses
 from tests.dashboards.expected.row import Expected
 from tests.dashboards.stories import Played
@@ -20,16 +22,14 @@ STORIES = {
     "exposed_communication": "exposed_communication",
     "pipeline_bubble": "pipeline_bubble",
     "recomputation": "recomputation",
-}
-"""In which the curve of one of the twelve ends with a loss."""
-OTHERS = {
     "data_stall": "data_stall",
     "padding": "padding",
     "throttled": "throttled",
     "other_compute": "healthy_training",
     "unattributed_stall": "carpenter",
 }
-"""The same of the rest."""
+"""In which the curve of a leak that is chosen ends with a loss."""
+CURVE = "Of 100 GPU-hours, over time"
 TABLE = "What training jobs lose, whose it is, which signal it needs"
 
 
@@ -76,10 +76,10 @@ def mfu(played: Played) -> float:
 def curves() -> Iterator[Expected]:
     """Of each row of LEAKS, at the end: a mean of five minutes."""
     for loss in losses(TRAINING):
-        for row, letter in zip(loss.rows, "ABCD", strict=False):
+        for row in loss.rows:
             if row in STORIES:
                 yield Expected(
-                    panel=f"{int(loss.key)}: of 100 GPU-hours", scenario=STORIES[row], letter=letter,
+                    panel=CURVE, scenario=STORIES[row], variables={"leak": "|".join(loss.rows)}, where={"leak": row},
                     worth=of_a_hundred((row,), 5), leak=row, within=0.001,
                 )  # fmt: skip
 
@@ -94,19 +94,24 @@ def table() -> Iterator[Expected]:
             )  # fmt: skip
 
 
+def watched(title: str, leak: str) -> str:
+    """The letter of the last metric to watch of a leak on one of their panels."""
+    (panel,) = (panel for panel in rows(TRAINING)[1].panels if panel.title == title)
+    asked = zip(ascii_uppercase, panel.queries, strict=False)
+    return [letter for letter, query in asked if f'"chosen", "{leak}"' in query.expr][-1]
+
+
 ROWS = (
     *curves(),
     *table(),
-    *(
-        Expected(
-            panel="Other losses, of 100 GPU-hours", scenario=story, where={"leak": leak},
-            worth=of_a_hundred((leak,), 5), leak=leak, within=0.001,
-        )
-        for leak, story in OTHERS.items()
+    Expected(
+        panel="Amounts", scenario="lost_gpu", variables={"leak": "unavailable"}, where={"chosen": "unavailable"},
+        leak="unavailable", letter=watched("Amounts", "unavailable"),
+        worth=lambda played: played.states()["unavailable"],
     ),
     Expected(
-        panel="Other: Unavailable GPUs, by reason", scenario="lost_gpu", leak="unavailable",
-        worth=lambda played: played.states()["unavailable"],
+        panel=CURVE, scenario="memory_bound", variables={"leak": "padding"}, letter="C", leak="padding",
+        worth=lambda _: next(loss for loss in losses(TRAINING) if loss.name == "padding").expected.high, within=0,
     ),
     Expected(
         panel=TABLE, scenario="training_waterfall", where={"loss": "14"}, minutes=600, within=0.3, leak="startup",
@@ -121,10 +126,11 @@ ROWS = (
     ),
     *(
         Expected(
-            panel=f"{number}: Share of a job's time", scenario=leak, where={"spread": "p50"}, within=0.001,
+            panel="Shares and ratios", scenario=leak, variables={"leak": leak},
+            letter=watched("Shares and ratios", leak), where={"spread": "p50"}, within=0.001,
             worth=of_a_hundred((leak,), 5, whole=1),
         )
-        for number, leak in ((6, "exposed_communication"), (7, "pipeline_bubble"))
+        for leak in ("exposed_communication", "pipeline_bubble")
     ),
     Expected(panel="Lost", scenario="hung", minutes=20, within=0.03, worth=lost_a_month(20)),
     Expected(panel="Reports", scenario="memory_bound", worth=lambda _: 1.0),
