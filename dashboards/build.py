@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from dashboards.clusters import with_clusters
+from dashboards.currency import with_currency
 from dashboards.drawing import draw
 from dashboards.marks import with_marks
 from dashboards.notice import with_notice
@@ -20,7 +21,7 @@ def boards() -> list[Board]:
     """Every board of the folder `boards`."""
     names = sorted(path.stem for path in (FOLDER / "boards").glob("[a-z]*.py"))
     made = (importlib.import_module(f"dashboards.boards.{name}").BOARD for name in names)
-    return [with_marks(with_notice(with_clusters(board))) for board in made]
+    return [with_marks(with_notice(with_clusters(with_currency(board)))) for board in made]
 
 
 def main(words: list[str]) -> int:

@@ -43,9 +43,15 @@ PICTURES = (
     Picture("chargeback", 3 * 60, {"cluster": "fleet"}),
     Picture("job", 100, {"cluster": "fleet", "job_id": "49001"}),
     Picture("node", 3 * 60, {"cluster": "fleet", "node": "gpu-node-08"}),
-    Picture("training", 10 * 60, {"cluster": "training_waterfall"}, unfolded="6 exposed communication"),
     Picture(
-        "inference", 300, {"cluster": "inference_waterfall"}, before=280, unfolded="10 prefill-decode interference"
+        "training", 10 * 60, {"cluster": "training_waterfall"}, unfolded="What to watch of the leak chosen at the top"
+    ),
+    Picture(
+        "inference",
+        300,
+        {"cluster": "inference_waterfall", "leak": "batching"},
+        before=280,
+        unfolded="What to watch of the leak chosen at the top",
     ),
     Picture("zombies", 205, {"cluster": "fleet", "job_id": "45001"}),
     Picture("quality", 60, {"cluster": "blind"}),

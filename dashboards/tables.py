@@ -68,7 +68,8 @@ def _cells(column: Column) -> Iterator[Property]:
     if column.texts:
         yield Property("custom.align", "left")  # a word, though the value is a number
     if column.wrapped:
-        yield Property("custom.cellOptions", {"type": "auto", "wrapText": True})
+        yield Property("custom.cellOptions", {"type": "auto", "wrapText": True})  # up to Grafana 12.1
+        yield Property("custom.wrapText", True)
     if column.link:
         yield Property("links", [{"title": column.link.title, "url": column.link.url}])
     yield from _cell_colours(column)

@@ -30,7 +30,7 @@ _TITLES = {
     "hfu mfu gap": "HFU less MFU",
     "kv cache": "KV cache in use",
     "latency ttft": "Time to first token",
-    "latency itl p99": "Between tokens, p99",
+    "latency itl p99": "Between tokens",
     "latency queue": "In the queue",
     "preemptions": "Preemptions a second",
     "recomputed tokens": "Tokens computed twice a second",

@@ -198,14 +198,14 @@ def _figure(
     )  # fmt: skip
 
 
-_SERVES = f"max by (cluster) ({_last('job:gpu_efficiency_info', _OF_SERVERS)})"
+_IS_SERVER = f"max by (cluster) ({_last('job:gpu_efficiency_info', _OF_SERVERS)})"
 
 
 def _by_class(expr: str, trains: tuple[float, float], serves: tuple[float, float] | None) -> tuple[Query, Query]:
     """One answer, judged by the band of its class; where that has none it is not judged."""
     return (
-        Query(f"({expr}) unless on (cluster) {_SERVES}", steps=words.judged(trains)),
-        Query(f"({expr}) and on (cluster) {_SERVES}", steps=words.judged(serves) if serves else _PLAIN),
+        Query(f"({expr}) unless on (cluster) {_IS_SERVER}", steps=words.judged(trains)),
+        Query(f"({expr}) and on (cluster) {_IS_SERVER}", steps=words.judged(serves) if serves else _PLAIN),
     )
 
 

@@ -188,7 +188,8 @@ def test_one_node_and_one_prometheus_are_a_product_of_their_own() -> None:
     assert rules_ == {"Power by what it was spent on"}
     for name in ("fleet", "node", "job"):
         asked = {
-            variable.query.replace("|cluster:gpu_efficiency_owned:gpus", "") for variable in BOARDS[name].variables
+            re.sub(r"\|cluster:gpu_efficiency_(owned:gpus|cost_paid:per_hour)", "", variable.query)
+            for variable in BOARDS[name].variables
         }
         assert not any(":gpu" in query for query in asked), name
 
@@ -348,6 +349,22 @@ def test_every_alert_that_leads_to_quality_is_listed_there_with_what_to_do_first
     assert isinstance(table, Table)
     (texts,) = (column.texts for column in table.columns if column.of == "first")
     assert set(texts) == leading
+
+
+@OF_PANELS
+def test_a_link_to_a_job_or_a_node_reads_the_row_s_own_cluster(board: Board, panel: Panel) -> None:  # noqa: ARG001
+    """Its first query has it under `home`, out of the label cluster; without one the link opens All."""
+    if any("fields.home:" in url for url in links(panel)):
+        assert panel.queries[0].expr.endswith('"home", "All", "", ""), "home", "$1", "cluster", "(.+)")')
+        assert any(column.of == "home" and column.hidden for column in columns(panel))
+
+
+@OF_BOARDS
+def test_the_currency_stands_at_the_top_and_rows_name_only_another_one(board: Board) -> None:
+    of_money = [p for p in board.panels() if any(column.of == "currency" for column in columns(p))]
+    assert bool(of_money) == ("currency" in {variable.name for variable in board.variables})
+    for panel in of_money:
+        assert all('"currency", "", "currency", "$currency")' in query.expr for query in panel.queries), panel.title
 
 
 @OF_BOARDS

@@ -159,6 +159,13 @@ def test_a_name_of_no_owner_leads_to_the_bill_of_all(team: str, bill: str, ask: 
     assert found["metric"]["bill"] == bill
 
 
+@OF_BOARDS
+def test_a_row_that_leads_to_a_job_or_a_node_knows_its_cluster(board: Board, ask: Ask, world: World) -> None:
+    linked = {panel.title for panel in board.panels() if '"home", "All"' in "".join(q.expr for q in panel.queries)}
+    for panel in opens(board, ask, world, chosen={"cluster": [MAIN]}, only=linked).values():
+        assert {each.labels["home"] for each in panel.answers[0].series} <= {MAIN}, panel.title
+
+
 @pytest.mark.parametrize("title", ["The worst now: call its owner", "Firing alerts on jobs and GPUs"])
 def test_runbooks_are_named_where_they_have_an_address(title: str, ask: Ask, world: World) -> None:
     for chosen, named in (({}, False), ({"runbooks": ["https://wiki.example/runbooks"]}, True)):
@@ -167,7 +174,7 @@ def test_runbooks_are_named_where_they_have_an_address(title: str, ask: Ask, wor
 
 
 def value(answer: Answer, row: Expected) -> float:
-    found = [each for each in answer.series if row.where.items() <= each.labels.items()]
+    found = [each for each in answer.series if row.where.items() <= ({"currency": "USD"} | each.labels).items()]
     assert len(found) == 1, f"{len(found)} series with {row.where}: {answer}"
     return found[0].points[-1][1]
 
