@@ -174,7 +174,7 @@ def test_runbooks_are_named_where_they_have_an_address(title: str, ask: Ask, wor
 
 
 def value(answer: Answer, row: Expected) -> float:
-    found = [each for each in answer.series if row.where.items() <= ({"currency": "USD"} | each.labels).items()]
+    found = [each for each in answer.series if row.where.items() <= {"currency": "USD", **each.labels}.items()]
     assert len(found) == 1, f"{len(found)} series with {row.where}: {answer}"
     return found[0].points[-1][1]
 
