@@ -67,7 +67,7 @@ def _over_time(side: Side) -> Panel:
 def note(side: Side) -> Panel:
     """What the chosen leak is, who acts, and which signal it needs."""
     written = {
-        f"{what}:{'|'.join(loss.rows)}": said for loss in losses(side) for what, said in _said(loss, side) if said
+        f"{what}:{'|'.join(loss.rows)}": words.prose(said) for loss in losses(side) for what, said in _said(loss, side)
     }
     return Panel(
         title="Whose it is, what to do",
@@ -89,7 +89,7 @@ def note(side: Side) -> Panel:
 
 def _said(loss: Loss, side: Side) -> Iterator[tuple[str, str]]:
     low, high = loss.expected.low, loss.expected.high
-    yield "What it is", " ".join(f"{words.LEAK_NAMES[leak.name]}: {leak.description}" for leak in booked(loss))
+    yield "What it is", "; ".join(f"{words.LEAK_NAMES[leak.name]}: {leak.description}" for leak in booked(loss))
     yield "Role that acts", loss.team
     yield "Do first", loss.fix
     yield "Watch", loss.watch

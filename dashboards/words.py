@@ -4,6 +4,7 @@ Owns the colours of judgements, phases and single curves. Those of layers and st
 page, reports and `top` use, too (`exporter.colours`); leaks have theirs in the ledger's table. Refuses queries.
 """
 
+import re
 from collections.abc import Mapping
 from types import MappingProxyType
 
@@ -26,6 +27,12 @@ LEAKS: Mapping[str, str] = MappingProxyType(
 
 LEAK_NAMES: Mapping[str, str] = MappingProxyType({name: name.replace("_", " ") for name in LEAKS})
 """How a reader sees a leak's label."""
+
+
+def prose(text: str) -> str:
+    """A text with the labels of leaks in it as a reader sees them."""
+    return re.sub(r"[a-z]+(?:_[a-z]+)+", lambda found: LEAK_NAMES.get(found[0], found[0]), text)
+
 
 SEVERITIES: Mapping[str, str] = MappingProxyType({"page": BAD, "ticket": WATCH, "info": EXPECTED})
 

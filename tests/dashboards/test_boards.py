@@ -317,7 +317,7 @@ def leak_boards() -> list[Panel]:
 @pytest.mark.parametrize("seed", LEAK_GUIDE, ids=lambda seed: f"{seed.number}")
 def test_each_of_the_twelve_has_its_metric_to_watch_its_team_its_price_and_what_to_do(seed: Any) -> None:
     texts = " ".join(said for panel in leak_boards() for column in columns(panel) for said in column.texts.values())
-    assert seed.fix in texts
+    assert words.prose(seed.fix) in texts
     assert seed.needs in texts
     asked = {query.expr for panel in leak_boards() for query in panel.queries}
     for wanted in seed.series:

@@ -10,6 +10,7 @@ import httpx
 import pytest
 from msgspec.structs import replace
 
+from dashboards import words
 from dashboards.build import FOLDER, boards
 from dashboards.leak_table import table
 from dashboards.leaks import note, rows, watched
@@ -58,7 +59,7 @@ def notes(side: Side) -> Mapping[str, str]:
 def test_every_loss_of_a_side_has_its_line_and_its_note(side: Side) -> None:
     for loss in losses(side):
         assert loss.key in texts(side, "loss")
-        assert notes(side)[f"Do first:{'|'.join(loss.rows)}"] == loss.fix
+        assert notes(side)[f"Do first:{'|'.join(loss.rows)}"] == words.prose(loss.fix)
 
 
 @SIDES
