@@ -44,7 +44,7 @@ _THE_TEAM = to("chargeback", "The team's board", team=BILLED)
 _NO_SCRAPE = "nothing seen yet"
 
 
-_JUDGED = {"gau": "GAU: allocated and working", "ectr": "x ECTR: computing", "emfu": "x eMFU: useful FLOPs"}
+_JUDGED = {"gau": "GAU allocated", "ectr": "x ECTR computing", "emfu": "x eMFU FLOPs"}
 
 
 def _product() -> tuple[Query, ...]:
@@ -83,24 +83,34 @@ _ANSWER = Row(
     (
         Panel(
             title="What we get",
-            kind=Figure(named=True, steps=((None, words.EXPECTED),)),
+            kind=Figure(named=True, steps=_PERCENT),
             shows="GAU x ECTR x eMFU over the time shown: the share of the GPU time that advanced a model, in terms of"
-            " the hardware's dense peak. Where no job reports, it is the hardware's upper bound. Beside it, a month of"
-            " 730 hours at the mean rate of the time shown: what all leaks together take, and what the GPUs cost,"
-            " silent nodes included. Without a price table it is GPU-hours.",
+            " the hardware's dense peak. Where no job reports, it is the hardware's upper bound.",
             bad="less than 14 % useful where most GPUs train (most such fleets: 20 to 25 %); servers reach less: board"
             " Inference leaks",
-            do="give the biggest leak, below, to the role that acts; configure prices where it says GPU-hours",
+            do="give the biggest leak, below, to the role that acts",
+            queries=(Query(f"100 * ({product('cluster')})", "of the GPU time seen"),),
+            unit="suffix:% useful",
+            decimals=1,
+            width=8,
+            height=5,
+            empty=_NO_SCRAPE,
+        ),
+        Panel(
+            title="What it costs",
+            kind=Figure(named=True),
+            shows="A month of 730 hours at the mean rate of the time shown: what all leaks together take, and what the"
+            " GPUs cost, silent nodes included. Without a price table it is GPU-hours.",
+            bad="more than three quarters of what is paid is lost",
+            do="begin with the biggest leak; configure prices where it says GPU-hours",
             queries=(
-                Query(f"100 * ({product('cluster')})", "of the GPU time seen", "suffix:% useful", _PERCENT),
                 Query(a_month(_LEAK_COST, _LOSSES, by="currency"), "{{currency}}", "si: lost a month", _LOST),
                 Query(a_month(_PAID, by="currency"), "of {{currency}}", "si: paid a month"),
             ),
-            unit="short",
             decimals=1,
-            width=24,
+            width=16,
             height=5,
-            empty=_NO_SCRAPE,
+            empty="no price seen",
         ),
         Panel(
             title="GAU x ECTR x eMFU = useful",
