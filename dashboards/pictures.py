@@ -49,7 +49,7 @@ PICTURES = (
     Picture(
         "inference",
         300,
-        {"cluster": "inference_waterfall", "leak": "batching"},
+        {"cluster": "inference_waterfall"},
         before=280,
         unfolded="What to watch of the leak chosen at the top",
     ),
