@@ -147,7 +147,7 @@ def pages(story: Story, node: int, metrics: Sequence[Metric]) -> Iterator[bytes 
         now = seen.at // SECOND
         away = node == 0 and within(now, story.away)
         if node == 0 and now == story.away[1] > 0:
-            ledger, meta = _restarted(ledger, seen), _meta(node, "1.1")
+            ledger, meta = restarted(ledger, seen), _meta(node, "1.1")
         elif not away:
             advance(ledger, seen)
         if now % story.every == 0:
@@ -160,7 +160,7 @@ def _meta(node: int, version: str) -> DaemonMetadata:
     return DaemonMetadata(version=version, source="simulation", terms=Terms(node=f"node-{node}", prices=(price,)))
 
 
-def _restarted(ledger: Ledger, seen: Observation) -> Ledger:
+def restarted(ledger: Ledger, seen: Observation) -> Ledger:
     """Give a daemon that comes back knowing nothing but the inventory and the owners, as it is told them again."""
     fresh = Ledger()
     devices = tuple(gpu.device for gpu in ledger.gpus.values())

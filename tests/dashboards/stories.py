@@ -7,6 +7,7 @@ stories. What the simulation does not say of a job is added: who pays for it, an
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 from zlib import crc32
 
 import httpx
@@ -25,12 +26,16 @@ from exporter.simulate.leak_scenarios import LEAK_SCENARIOS
 from exporter.simulate.scenarios import SCENARIOS
 from exporter.simulate.simulation import Simulation, simulate
 from exporter.simulate.waterfalls import WATERFALL_SCENARIOS
-from tests.dashboards.past import Past, Target
+from tests.alerts.stories import restarted
+from tests.dashboards.hang import HANG_SCENARIOS
+from tests.dashboards.past import Past, Series, Target
 
 EVERY = 60
 """Seconds between two pages."""
+AWAY = 240
+"""Seconds for which a daemon that restarts does not answer."""
 DAY = 86_400.0
-STORIES = {**SCENARIOS, **LEAK_SCENARIOS, **WATERFALL_SCENARIOS}
+STORIES = {**SCENARIOS, **LEAK_SCENARIOS, **WATERFALL_SCENARIOS, **HANG_SCENARIOS}
 PRICE = 2.5
 """USD, of a GPU-hour."""
 PER_KWH = 0.12
@@ -66,6 +71,8 @@ class Story(Struct, frozen=True, kw_only=True):
     """No reading reaches its daemon."""
     silent: int = 0
     """Seconds for which its daemon has not been heard at the end."""
+    restarts: int = 0
+    """Seconds before the end at which its daemon, after AWAY, is back with books that begin anew; 0: it never goes."""
 
 
 class Moment(Struct, frozen=True):
@@ -77,6 +84,9 @@ class Moment(Struct, frozen=True):
     joules: tuple[float, ...]
     states: Mapping[str, tuple[str, str]]
     """State and reason by the GPU's index."""
+
+
+_NOTHING_YET = Moment(0.0, _NOTHING, {}, (0.0,) * len(LEAK_NAMES), {})
 
 
 class Node(Struct, frozen=True):
@@ -124,9 +134,8 @@ class Played(Struct, frozen=True):
 
 def _at(node: Node, moment: float, job: str = "") -> Moment:
     """The books at a moment: of the last page before, that has the job; before the first, nothing."""
-    nothing = Moment(0.0, _NOTHING, {}, (0.0,) * len(LEAK_NAMES), {})
     there = (each for each in reversed(node.moments) if each.at <= moment and (not job or job in each.jobs))
-    return next(there, nothing)
+    return next(there, _NOTHING_YET)
 
 
 def _books(node: Node, moment: float, job: str) -> tuple[int, ...]:
@@ -136,20 +145,26 @@ def _books(node: Node, moment: float, job: str) -> tuple[int, ...]:
 
 def play(story: Story, *, end: float, url: str) -> Node:
     """Tell a story into the Prometheus at `url`, so that it ends at `end`."""
+    node, series = played(story, end=end)
+    with httpx.Client(base_url=url, trust_env=False, timeout=120) as client:
+        Past(url, client).write(series)
+    return node
+
+
+def played(story: Story, *, end: float) -> tuple[Node, Series]:
+    """Tell a story that ends at `end`: what its ledgers say, and what Prometheus would store of it."""
     simulation = _simulation(story, end)
     target = Target(cluster=story.cluster, instance=f"{simulation.host}:19400", job="gpu-efficiency")
-    ledger, moments, last = Ledger(), list[Moment](), None
-    for at, snapshot in _pages(simulation, story, ledger, end=end):
-        if at > end - story.silent:
+    moments, last = list[Moment](), None
+    for at, page in _pages(simulation, story, end=end):
+        if page is None:
             target.failed(at)
             continue
-        target.scraped(at, render(snapshot).decode() + _process(at, simulation))
-        moments.append(_moment(at, ledger, snapshot))
-        last = snapshot
+        target.scraped(at, render(page.snapshot).decode() + _process(at, page.began))
+        moments.append(_moment(at, page))
+        last = page.snapshot
     assert last is not None, f"{story.scenario} has no page"
-    with httpx.Client(base_url=url, trust_env=False, timeout=120) as client:
-        Past(url, client).write(target.series)
-    return Node(story, simulation.host, tuple(moments), last)
+    return Node(story, simulation.host, tuple(moments), last), target.series
 
 
 def _simulation(story: Story, end: float) -> Simulation:
@@ -162,15 +177,36 @@ def _simulation(story: Story, end: float) -> Simulation:
     )  # fmt: skip
 
 
-def _pages(simulation: Simulation, story: Story, ledger: Ledger, *, end: float) -> Iterator[tuple[float, Snapshot]]:
-    """A snapshot a minute, counted from the end; the first before anything has been read."""
+class _Page(NamedTuple):
+    """What a daemon has at a moment."""
+
+    ledger: Ledger
+    snapshot: Snapshot
+    began: float
+    """Unix seconds of its start."""
+    before: Moment
+    """All that an earlier daemon of the node had booked."""
+
+
+def _pages(simulation: Simulation, story: Story, *, end: float) -> Iterator[tuple[float, _Page | None]]:
+    """What a scrape gets each minute, counted from the end; the first before anything has been read."""
+    ledger, began, before, page = Ledger(), simulation.wall / SECOND, _NOTHING_YET, None
     owners: dict[Owner, Owner] = {}
-    due, ticks = 0.0, 0
+    due, ticks, back = 0.0, 0, end - story.restarts if story.restarts else 0.0
     for observation in simulation.observations:
-        advance(ledger, _blinded(_owned(observation, owners)) if story.blind else _owned(observation, owners))
-        at, ticks = observation.wall / SECOND, ticks + 1
+        seen, at = _owned(observation, owners), observation.wall / SECOND
+        away = back - AWAY <= at < back
+        if back <= at and began < back:
+            assert page is not None
+            ledger, began, before, ticks = restarted(ledger, seen), at, _moment(at, page), 0
+        elif not away:
+            advance(ledger, _blinded(seen) if story.blind else seen)
+        ticks += 1
         if at >= due:
-            yield at, take_snapshot(ledger, _meta(simulation, story, ticks))
+            silent = away or at > end - story.silent
+            snapshot = take_snapshot(ledger, _meta(simulation, story, ticks, began=began))
+            page = page if away else _Page(ledger, snapshot, began, before)
+            yield at, None if silent else page
             due = end - (end - at - 1) // EVERY * EVERY
 
 
@@ -194,30 +230,36 @@ def _blinded(observation: Observation) -> Observation:
     return replace(observation, readings=(), faults=(fault,), health=())
 
 
-def _meta(simulation: Simulation, story: Story, ticks: int) -> DaemonMetadata:
+def _meta(simulation: Simulation, story: Story, ticks: int, *, began: float) -> DaemonMetadata:
     terms = replace(_TERMS if story.priced else Terms(), node=simulation.host)
     return DaemonMetadata(
         version=__version__, source="simulation", scheduler="slurm", simulated=True, host=simulation.host, terms=terms,
-        started=simulation.wall / SECOND, interval=story.period, ticks=ticks, read_seconds=0.002 * ticks,
+        started=began, interval=story.period, ticks=ticks, read_seconds=0.002 * ticks,
         core_seconds=0.0005 * ticks,
     )  # fmt: skip
 
 
-def _process(at: float, simulation: Simulation) -> str:
+def _process(at: float, began: float) -> str:
     """What the daemon's own process says beside."""
-    began = simulation.wall / SECOND
     return (
         f"process_start_time_seconds {began}\nprocess_cpu_seconds_total {(at - began) / 100}\n"
         "process_resident_memory_bytes 47185920\n"
     )
 
 
-def _moment(at: float, ledger: Ledger, snapshot: Snapshot) -> Moment:
+def _moment(at: float, page: _Page) -> Moment:
+    ledger, before = page.ledger, page.before
     books = [gpu.book for gpu in ledger.gpus.values()]
+    jobs = {name: tuple(job.book.parts) for name, job in ledger.jobs.items()}
+    joules = (millijoules / 1000 for millijoules in sum_by_leak(book.energy for book in books))
     return Moment(
         at,
-        sum_by_leak(book.parts for book in books),
-        {name: tuple(job.book.parts) for name, job in ledger.jobs.items()},
-        tuple(millijoules / 1000 for millijoules in sum_by_leak(book.energy for book in books)),
-        {gpu.device.index: (gpu.state.value, gpu.reason) for gpu in snapshot.gpus},
+        _added(before.parts, sum_by_leak(book.parts for book in books)),
+        {**before.jobs, **{name: _added(before.jobs.get(name, _NOTHING), parts) for name, parts in jobs.items()}},
+        tuple(a + b for a, b in zip(before.joules, joules, strict=True)),
+        {gpu.device.index: (gpu.state.value, gpu.reason) for gpu in page.snapshot.gpus},
     )
+
+
+def _added(before: tuple[int, ...], now: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(a + b for a, b in zip(before, now, strict=True))

@@ -3,7 +3,8 @@
 Owns the choice of stories and their sizes, and the order in which everything is written: history, pages, the
 scheduler's page, then the rules. All ends at one moment. Cluster `fleet` is a mixed cluster of eight kinds of nodes and
 two of the demo; `blind` has a node whose daemon sees nothing and one whose daemon has fallen silent; `unpriced` has no
-price table; each other is called like its scenario. Run as `python -m tests.dashboards.world --serve` it ends now, says
+price table; in `moves` one exporter of four starts late, one ends and one restarts; `hang_across` is one job on eight
+nodes; each other is called like its scenario. Run as `python -m tests.dashboards.world --serve` it ends now, says
 where its Prometheus answers, and stays until SIGTERM.
 """
 
@@ -21,6 +22,7 @@ from msgspec import Struct
 
 from exporter.simulate.leak_scenarios import LEAK_SCENARIOS
 from exporter.simulate.waterfalls import WATERFALL_SCENARIOS
+from tests.dashboards import hang
 from tests.dashboards.past import Past, prometheus, rules
 from tests.dashboards.scheduler import pages
 from tests.dashboards.stories import STORIES, Node, Played, Story, play
@@ -41,14 +43,23 @@ SHOWN = 12_600
 """Seconds of the fleet's nodes; before that there is its history."""
 HISTORY = 8 * 86_400
 FLEET = tuple(
-    Story(cluster="fleet", scenario="fleet", node=number, seconds=SHOWN, period=2.0 if number == STARVED else 10.0)
+    Story(cluster="fleet", scenario="fleet", node=number, seconds=SHOWN, period=5.0 if number == STARVED else 30.0)
     for number in range(8)
 )
-DEMOS = tuple(Story(cluster="fleet", scenario="demo", node=number, seconds=SHOWN, period=10.0) for number in (8, 9))
+DEMOS = tuple(Story(cluster="fleet", scenario="demo", node=number, seconds=SHOWN, period=30.0) for number in (8, 9))
 ODD = (
-    Story(cluster="blind", scenario="fleet", node=2, blind=True),
-    Story(cluster="blind", scenario="fleet", node=6, silent=1800),
-    Story(cluster="unpriced", scenario="healthy_training", period=2.0),
+    Story(cluster="blind", scenario="fleet", node=2, period=30.0, blind=True),
+    Story(cluster="blind", scenario="fleet", node=6, period=30.0, silent=1800),
+    Story(cluster="unpriced", scenario="healthy_training", gpus=2, period=10.0),
+)
+MOVES, LATE, ENDED, RESTARTED = 7200, 4200, 2400, 3000
+"""Seconds of the cluster moves, and before its end: one starts, one is heard for the last time, one is back."""
+MOVING = tuple(
+    Story(cluster="moves", scenario="fleet", node=node, gpus=2, period=30.0, **{"seconds": MOVES, **how})
+    for node, how in ((0, {}), (1, {"seconds": LATE}), (2, {"silent": ENDED}), (6, {"restarts": RESTARTED}))
+)
+HANGING = tuple(
+    Story(cluster="hang_across", scenario="hang_across", node=node, gpus=hang.GPUS) for node in range(hang.NODES)
 )
 
 
@@ -69,18 +80,19 @@ def alone(name: str) -> Story:
     """A scenario in a cluster of its own, as large and as finely read as its examiners have it."""
     if name in WATERFALL_SCENARIOS:
         told = name == "carpenter_told"
-        return Story(cluster=name, scenario=name, gpus=1 if told else 10, period=10.0 if told else 30.0)
+        return Story(cluster=name, scenario=name, gpus=1 if told else 10, period=30.0)
     if name in LEAK_SCENARIOS:
         row, twin = EXPECTED[name.removesuffix("_twin")], name.endswith("_twin")
         return Story(cluster=name, scenario=name, gpus=row.twin_gpus if twin else row.gpus, period=row.period)
     if name in SIZES:
         return Story(cluster=name, scenario=name, gpus=SIZES[name].gpus, period=SIZES[name].period)
-    return Story(cluster=name, scenario=name, gpus=8 if name == "demo" else 4)
+    return Story(cluster=name, scenario=name, gpus=8 if name == "demo" else 4, period=10.0)
 
 
 def stories() -> tuple[Story, ...]:
     """All of them, those that take longest first."""
-    return (*FLEET, *DEMOS, *ODD, *(alone(name) for name in reversed(STORIES) if name != "fleet"))
+    many = {"fleet", *hang.HANG_SCENARIOS}
+    return (*FLEET, *DEMOS, *ODD, *MOVING, *HANGING, *(alone(name) for name in reversed(STORIES) if name not in many))
 
 
 @contextmanager
