@@ -269,6 +269,7 @@ _SCALE = Row("Scaling, checkpoints, restarts, stragglers", (_MFU, _scaling(), _s
 
 _DISRUPTIONS = "cluster_cause:gpu_efficiency_disruptions:per_day_1000_gpus"
 _PHASES = "job_phase:gpu_efficiency_run:seconds"
+_HANGS = 'state="hung"'
 _NO_STEPS = 'phase!~"compute|communication|bubble"'
 
 _FAILURES = Row(
@@ -278,7 +279,7 @@ _FAILURES = Row(
             title="Time to detect, time to recover",
             kind=Figure(named=True),
             shows="Means of the last 24 hours: from the first sign of a hang or a zombie to its state; how long a GPU"
-            " stayed hung.",
+            " stayed hung, which is not shown of a cluster in which one is hung now: it has not recovered.",
             bad="minutes to detect; a hang that lasts until somebody comes to work",
             do="let the alert GPUEfficiencyJobDeadlocked restart the job",
             queries=(
@@ -286,7 +287,11 @@ _FAILURES = Row(
                     f"max by (state) ({at('cluster_state:gpu_efficiency_time_to_detect:mean_seconds_1d')})",
                     legend="to detect: {{state}}",
                 ),
-                Query(f"max({at('cluster:gpu_efficiency_time_to_recover:mean_seconds_1d')})", legend="hung for"),
+                Query(
+                    f"max({at('cluster:gpu_efficiency_time_to_recover:mean_seconds_1d')} unless on (cluster)"
+                    f" {at('job_state:gpu_efficiency_gpus', _HANGS)} > 0)",
+                    legend="to recover: hung",
+                ),
             ),
             decimals=1,
             width=6,

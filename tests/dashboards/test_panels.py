@@ -173,6 +173,14 @@ def test_runbooks_are_named_where_they_have_an_address(title: str, ask: Ask, wor
         assert ["runbook" in each.labels for each in panel.answers[0].series] == [named]
 
 
+@pytest.mark.parametrize(("cluster", "recovered"), [("hang_across", False), ("fleet", False), ("demo", True)])
+def test_what_hangs_now_has_not_recovered(cluster: str, recovered: bool, ask: Ask, world: World) -> None:
+    title = "Time to detect, time to recover"
+    panel = opens(BOARDS["training"], ask, world, chosen={"cluster": [cluster]}, only={title})[title]
+    assert [bool(answer.series) for answer in panel.answers] == [True, recovered]
+    assert (world.clusters[cluster].states().get("hung", 0) > 0) != recovered
+
+
 def value(answer: Answer, row: Expected) -> float:
     found = [each for each in answer.series if row.where.items() <= {"currency": "USD", **each.labels}.items()]
     assert len(found) == 1, f"{len(found)} series with {row.where}: {answer}"

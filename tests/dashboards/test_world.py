@@ -9,8 +9,9 @@ from exporter.simulate.leak_scenarios import LEAK_SCENARIOS
 from exporter.simulate.scenarios import SCENARIOS
 from exporter.simulate.waterfalls import WATERFALL_SCENARIOS
 from tests.dashboards import scheduler, weeks
+from tests.dashboards.hang import HANG_SCENARIOS
 from tests.dashboards.past import prometheus, rules
-from tests.dashboards.stories import Story
+from tests.dashboards.stories import AWAY, Story
 from tests.dashboards.world import END, World, stories, world
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
@@ -18,6 +19,7 @@ TOLD = (
     Story(cluster="batching", scenario="batching", gpus=1),
     Story(cluster="dark", scenario="healthy_training", gpus=2, seconds=900, blind=True),
     Story(cluster="mute", scenario="lost_gpu", gpus=2, seconds=900, silent=400),
+    Story(cluster="anew", scenario="healthy_training", gpus=2, seconds=1500, period=10.0, restarts=600),
 )
 
 
@@ -64,6 +66,21 @@ def test_one_that_sees_nothing_and_one_that_is_not_heard(small: World) -> None:
     assert small.past.ask('gpu_efficiency_build_info{cluster="mute"}', END) == []
 
 
+def test_one_that_restarts_counts_from_zero_and_its_books_go_on(small: World) -> None:
+    (node,) = small.clusters["anew"].nodes
+    total = 'sum(gpu_efficiency_node_seconds_total{cluster="anew"})'
+    back, gone = END - 600, END - 600 - AWAY
+    told = [(at, small.past.ask(total, at)) for at in (gone - 60, gone, back - 60, back, END)]
+    assert [(at, [value for _, value in found]) for at, found in told] == [
+        (gone - 60, [2 * 600]), (gone, []), (back - 60, []), (back, [0]), (END, [2 * 600]),
+    ]  # fmt: skip
+    assert {at for at in (moment.at for moment in node.moments) if gone <= at < back} == set()
+    # The fifty seconds before it went are in no page, but in its books.
+    assert sum(small.clusters["anew"].leaks().values()) == pytest.approx(2 * (600 + 50 + 600))
+    ((_, born),) = small.past.ask('process_start_time_seconds{cluster="anew"}', END)
+    assert born == back
+
+
 def test_pages_are_a_minute_apart_and_so_are_rules_that_have_no_interval(small: World) -> None:
     ((_, points),) = small.past.ask_range(
         'timestamp(gpu_efficiency_build_info{cluster="batching"})', END - 300, end=END, step=20
@@ -87,8 +104,10 @@ def test_money_and_who_pays(small: World) -> None:
 
 def test_every_scenario_has_a_cluster_of_its_own() -> None:
     told = stories()
-    assert {story.cluster for story in told} == {*SCENARIOS, *LEAK_SCENARIOS, *WATERFALL_SCENARIOS, "blind", "unpriced"}
-    assert all(story.cluster in {story.scenario, "blind", "unpriced", "fleet"} for story in told)
+    mixed = {"blind", "unpriced", "moves"}
+    alone = {*SCENARIOS, *LEAK_SCENARIOS, *WATERFALL_SCENARIOS, *HANG_SCENARIOS}
+    assert {story.cluster for story in told} == alone | mixed
+    assert all(story.cluster in {story.scenario, "fleet", *mixed} for story in told)
     assert len({(story.cluster, story.node) for story in told}) == len(told)
 
 

@@ -3,12 +3,14 @@
 import importlib
 
 from dashboards.build import boards
+from tests.dashboards.expected import moving
 from tests.dashboards.expected.row import Expected
 
 BOARDS = {board.name: board for board in boards()}
 MAIN = "fleet"
 TABLES: dict[str, tuple[Expected, ...]] = {
-    name: importlib.import_module(f"tests.dashboards.expected.{name}").ROWS for name in BOARDS
+    name: (*importlib.import_module(f"tests.dashboards.expected.{name}").ROWS, *moving.ROWS.get(name, ()))
+    for name in BOARDS
 }
 EXPECTED = [(board, row) for name, board in BOARDS.items() for row in TABLES[name]]
 FILLED = [
