@@ -19,6 +19,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from exporter.simulate.leak_scenarios import LEAK_SCENARIOS
 from exporter.simulate.waterfalls import WATERFALL_SCENARIOS
@@ -55,7 +56,7 @@ ODD = (
 MOVES, LATE, ENDED, RESTARTED = 7200, 4200, 2400, 3000
 """Seconds of the cluster moves, and before its end: one starts, one is heard for the last time, one is back."""
 MOVING = tuple(
-    Story(cluster="moves", scenario="fleet", node=node, gpus=2, period=30.0, **{"seconds": MOVES, **how})
+    replace(Story(cluster="moves", scenario="fleet", node=node, gpus=2, period=30.0, seconds=MOVES), **how)
     for node, how in ((0, {}), (1, {"seconds": LATE}), (2, {"silent": ENDED}), (6, {"restarts": RESTARTED}))
 )
 HANGING = tuple(

@@ -48,11 +48,12 @@ def a_useful_hour(played: Played) -> float:
 
 
 def moves(
-    panel: str, worth: Callable[[Played], float], *, letter: str = "A", within: float = 0.03, **more: str
-) -> Expected:
-    """A panel over all of the story; `more`: labels of its series."""
+    panel: str, worth: Callable[[Played], float], *, letter: str = "A", within: float = 0.03,
+    where: Mapping[str, str] = {},
+) -> Expected:  # fmt: skip
+    """A panel over all of the story."""
     return Expected(
-        panel=panel, scenario="moves", minutes=MINUTES, letter=letter, where=more, worth=worth, within=within
+        panel=panel, scenario="moves", minutes=MINUTES, letter=letter, where=where, worth=worth, within=within
     )  # fmt: skip
 
 
@@ -80,22 +81,27 @@ ROWS: Mapping[str, tuple[Expected, ...]] = {
             for letter, which in (("A", "product"), ("C", "ectr"), ("D", "emfu"))
         ),
         *(
-            moves(panel, of_a_hundred(leak, MINUTES), leak=leak)
+            moves(panel, of_a_hundred(leak, MINUTES), where={"leak": leak})
             for panel in ("Of 100 GPU-hours paid", "Of 100 GPU-hours, without rules")
             for leak in ("memory_bound", "throttled", "useful")
         ),
-        moves("A useful hour", a_useful_hour, **USD),
-        moves("Teams, and what nobody holds", always(UNHEARD), team="nobody: GPUs not reporting", within=0.05),
+        moves("A useful hour", a_useful_hour, where=USD),
+        moves(
+            "Teams, and what nobody holds", always(UNHEARD), where={"team": "nobody: GPUs not reporting"}, within=0.05
+        ),
     ),
     "chargeback": (
         moves("GPU-hours", lambda played: paid(played, MINUTES)),
-        moves("Paid", lambda played: PRICE * paid(played, MINUTES), **USD),
-        moves("Lost of it", lambda played: PRICE * lost(MINUTES)(played) * paid(played, MINUTES), **USD),
-        *(moves("GPU-hours lost by leak", by_leak(leak, MINUTES), leak=leak) for leak in ("memory_bound", "throttled")),
-        moves("All that was paid for", always(UNHEARD), what="GPUs not reporting", within=0.05),
+        moves("Paid", lambda played: PRICE * paid(played, MINUTES), where=USD),
+        moves("Lost of it", lambda played: PRICE * lost(MINUTES)(played) * paid(played, MINUTES), where=USD),
+        *(
+            moves("GPU-hours lost by leak", by_leak(leak, MINUTES), where={"leak": leak})
+            for leak in ("memory_bound", "throttled")
+        ),
+        moves("All that was paid for", always(UNHEARD), where={"what": "GPUs not reporting"}, within=0.05),
     ),
     "quality": (
-        moves("GPU-hours not seen, by reason", always(UNHEARD), reason="node not reporting", within=0.05),
+        moves("GPU-hours not seen, by reason", always(UNHEARD), where={"reason": "node not reporting"}, within=0.05),
         moves("GPUs owned, heard, silent", always(4 * ON_A_NODE), within=0),
         moves("GPUs owned, heard, silent", always(3 * ON_A_NODE), letter="B", within=0),
         hang("GPUs owned, heard, silent", 0, letter="C"),
