@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Iterator
 from math import ceil
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 import pytest
@@ -29,7 +29,7 @@ from exporter.cardinality import (
 from exporter.cli.cardinality import USUAL_LEAKS
 from tests.alerts.packs import FOLDER
 from tests.dashboards.past import Past, prometheus, rules
-from tests.dashboards.stories import Story, play
+from tests.dashboards.stories import Story, played
 from tests.e2e.databases import started, victoria
 from tests.e2e.running import ROOT, Daemon, Page, daemon
 from tests.fleets import fleet_of
@@ -153,17 +153,46 @@ def _job(demo: Daemon, profile: str, limit: float) -> dict[str, Any]:
 # -- what rules record --
 
 
+class Kept:
+    """Past's client, which keeps all that is written, for another store."""
+
+    def __init__(self, client: httpx.Client) -> None:
+        self._client = client
+        self.written: list[bytes] = []
+
+    def post(self, path: str, **more: Any) -> httpx.Response:
+        if path == "/api/v1/write":
+            self.written.append(more["content"])
+        return self._client.post(path, **more)
+
+
+class Stored(NamedTuple):
+    """A Prometheus with pages of nine nodes, of forty minutes, and everything the rules make of them."""
+
+    past: Past
+    client: httpx.Client
+    fleet: FleetSize
+    written: list[bytes]
+
+
 @pytest.fixture(name="stored", scope="module")
-def _stored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Past, FleetSize]]:
-    """Nine nodes' pages of forty minutes and everything the rules make of them."""
-    with prometheus(tmp_path_factory.mktemp("past")) as past:
-        snapshots = [play(story, end=END, url=past.url).last for story in NODES]
+def _stored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stored]:
+    with (
+        prometheus(tmp_path_factory.mktemp("past")) as server,
+        httpx.Client(base_url=server.url, trust_env=False, timeout=120) as client,
+    ):
+        kept, snapshots = Kept(client), []
+        past = Past(server.url, kept)  # type: ignore[arg-type]
+        for story in NODES:
+            node, series = played(story, end=END)
+            past.write(series)
+            snapshots.append(node.last)
         past.record(rules(), start=END - 1500, end=END)
-        yield past, fleet_of(*snapshots)
+        yield Stored(past, client, fleet_of(*snapshots), kept.written)
 
 
-def test_no_rule_records_more_than_the_calculator_says(stored: tuple[Past, FleetSize]) -> None:
-    past, fleet = stored
+def test_no_rule_records_more_than_the_calculator_says(stored: Stored) -> None:
+    past, fleet = stored.past, stored.fleet
     ended = {labels["job_id"] for labels, _ in past.ask("count by (job_id) (job:gpu_efficiency_gau:median_1d)", END)}
     fleet = replace(fleet, churn=24.0 * (len(ended) - fleet.jobs + 1))  # so many have ended within the hour
     found = {labels["__name__"]: value for labels, value in past.ask('count by (__name__) ({__name__=~".+:.+"})', END)}
@@ -177,8 +206,8 @@ def test_no_rule_records_more_than_the_calculator_says(stored: tuple[Past, Fleet
     assert truth <= total <= truth * 1.4, (truth, total)
 
 
-def test_the_usual_number_of_leaks_at_once_is_the_measured_one(stored: tuple[Past, FleetSize]) -> None:
-    past, fleet = stored
+def test_the_usual_number_of_leaks_at_once_is_the_measured_one(stored: Stored) -> None:
+    past, fleet = stored.past, stored.fleet
     of_jobs = past.ask("count(job_leak:gpu_efficiency_seconds:rate5m) / count(job:gpu_efficiency_info)", END)[0][1]
     of_nodes = past.ask("count(node_leak:gpu_efficiency_seconds:rate5m)", END)[0][1] / fleet.nodes
     assert (round(of_jobs, 1), round(of_nodes, 1)) == (3.7, 5.1)
@@ -188,36 +217,17 @@ def test_the_usual_number_of_leaks_at_once_is_the_measured_one(stored: tuple[Pas
 # -- VictoriaMetrics --
 
 
-class Both:
-    """Past's client: what is written goes into two stores, what is asked to the first."""
-
-    def __init__(self, first: httpx.Client, second: httpx.Client) -> None:
-        self._first, self._second = first, second
-
-    def post(self, path: str, **more: Any) -> httpx.Response:
-        answer = self._first.post(path, **more)
-        if path == "/api/v1/write":
-            self._second.post(path, **more).raise_for_status()
-        return answer
-
-
 @pytest.mark.skipif(shutil.which("victoria-metrics") is None, reason="needs VictoriaMetrics")
-def test_victoriametrics_answers_every_rule_s_expression_as_prometheus_does(tmp_path: Path) -> None:
+def test_victoriametrics_answers_every_rule_s_expression_as_prometheus_does(stored: Stored, tmp_path: Path) -> None:
     """Both hold the same samples. Scrapes of whole minutes, so that no range has one sample more in one of them."""
-    with (
-        prometheus(tmp_path) as past,
-        victoria(tmp_path) as other,
-        httpx.Client(base_url=past.url, trust_env=False, timeout=60) as client,
-    ):
-        for story in NODES:
-            play(story, end=END, url=past.url)
-            play(story, end=END, url=f"{other.base_url}".rstrip("/"))
-        Past(past.url, Both(client, other)).record(rules(), start=END - 1500, end=END)  # type: ignore[arg-type]
+    with victoria(tmp_path) as other:
+        for content in stored.written:
+            other.post("/api/v1/write", content=content).raise_for_status()
         other.get("/internal/force_flush").raise_for_status()
         wait_for(lambda: one(other, "count(node:gpu_efficiency_info)", time=f"{END}") == len(NODES), "all is readable")
         said = 0
         for rule in rules():
-            here, there = (asked(each, rule.expr, time=f"{END}") for each in (client, other))
+            here, there = (asked(each, rule.expr, time=f"{END}") for each in (stored.client, other))
             assert there == pytest.approx(here, rel=1e-6, nan_ok=True), rule.name
             said += bool(here)
         assert said > 0.8 * len(rules())
