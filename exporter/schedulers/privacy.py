@@ -8,6 +8,7 @@ is replaced in them.
 import logging
 import os
 import re
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from hashlib import blake2b
@@ -50,8 +51,16 @@ class UserMask:
         self._pods: dict[tuple[str, str, str], tuple[str, str]] = {}
         """True namespace and name by what is shown: the job's id, namespace and pod."""
         self._pattern: re.Pattern[str] | None = None
-        self.owner = lru_cache(maxsize=_MOST_NAMES)(self._owner)
+        self._lock = threading.Lock()
+        """Of names and pattern: texts of the log are masked on every thread."""
+        self._masked_owner = lru_cache(maxsize=_MOST_NAMES)(self._mask_owner)
+
+    def owner(self, owner: Owner) -> Owner:
         """Return the owner with its user name masked."""
+        if not owner.user:
+            return owner
+        self._add_name(owner.user)
+        return self._masked_owner(owner)
 
     def user(self, name: str) -> str:
         """Return the masked user name; empty stays empty."""
@@ -60,11 +69,14 @@ class UserMask:
     def pod(self, masked: Owner) -> tuple[str, str]:
         """Return the true namespace and name of a masked owner's pod; empty if this process never saw it.
 
-        They are for the address of a request: kept in memory alone, and neither served, recorded nor logged.
+        They are for the address of a request: kept in memory alone, and neither served, recorded nor logged. An owner
+        without a user name is not masked, unless a run of the daemon before this one dropped the name.
         """
-        if not (masked.user or self._drop):  # an owner without a user name is not masked
-            return masked.namespace, masked.pod
-        return self._pods.get((masked.job_id, masked.namespace, masked.pod), ("", ""))
+        known = self._pods.get((masked.job_id, masked.namespace, masked.pod))
+        if known is not None:
+            return known
+        may_be_masked = masked.user or self._drop or _MAYBE_DROPPED.search(f"{masked.namespace}/{masked.pod}")
+        return ("", "") if may_be_masked else (masked.namespace, masked.pod)
 
     def add_pod(self, owner: Owner, masked: Owner) -> None:
         """Remember the pod of a masked owner; beyond _MOST_NAMES the one that held a GPU least recently goes."""
@@ -76,9 +88,10 @@ class UserMask:
 
     def text(self, text: str) -> str:
         """Return the text with all user names seen so far masked."""
-        if not self._names:
-            return text
-        self._pattern = pattern = self._pattern or _names_pattern(tuple(self._names))
+        with self._lock:
+            if not self._names:
+                return text
+            self._pattern = pattern = self._pattern or _names_pattern(self._names)
         return pattern.sub(self._replacement, text)
 
     def _replacement(self, found: re.Match[str]) -> str:
@@ -87,10 +100,7 @@ class UserMask:
     def _hash(self, name: str) -> str:
         return blake2b(name.encode(errors="backslashreplace"), key=self._key, digest_size=_DIGEST_BYTES).hexdigest()
 
-    def _owner(self, owner: Owner) -> Owner:
-        if not owner.user:
-            return owner
-        self._add_name(owner.user)
+    def _mask_owner(self, owner: Owner) -> Owner:
         own = _names_pattern((owner.user,))
         masked: dict[str, Any] = {name: own.sub(self._replacement, getattr(owner, name)) for name in _FREE_TEXT}
         masked["labels"] = tuple((key, own.sub(self._replacement, value)) for key, value in owner.labels)
@@ -101,12 +111,16 @@ class UserMask:
         return replace(owner, user=self.user(owner.user), **masked)
 
     def _add_name(self, name: str) -> None:
-        """Register a name to be masked in texts; beyond _MOST_NAMES the oldest is forgotten."""
-        if name not in self._names and name not in _SYSTEM_USERS and not name.isdecimal():
+        """Register a name to be masked in texts; beyond _MOST_NAMES the one seen least recently is forgotten."""
+        if name in _SYSTEM_USERS or name.isdecimal():
+            return
+        with self._lock:
+            if name not in self._names:
+                self._pattern = None
+            self._names.pop(name, None)
             self._names[name] = None
             if len(self._names) > _MOST_NAMES:
                 del self._names[next(iter(self._names))]
-            self._pattern = None
 
 
 _FREE_TEXT = ("name", "pod", "namespace", "account", "comment")
@@ -192,6 +206,10 @@ def _names_pattern(names: Iterable[str]) -> re.Pattern[str]:
     """Match any of the names as a whole word; longer names first, so that `ada-b` is not taken for `ada`."""
     each = "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True))
     return re.compile(rf"(?<![0-9A-Za-z])(?:{each})(?![0-9A-Za-z])")
+
+
+_MAYBE_DROPPED = _names_pattern((DROPPED,))
+"""What a dropped name may have been replaced by."""
 
 
 def without_paths(readings: tuple[Reading, ...]) -> tuple[Reading, ...]:

@@ -3,7 +3,8 @@
 import logging
 import os
 import string
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import date
 from pathlib import Path
 
@@ -141,6 +142,18 @@ def test_the_pod_of_an_owner_without_a_user_is_known_also_after_a_restart(hashed
     assert hashed.pod(hashed.owner(replace(pod, user="alice"))) == ("", "")
 
 
+def test_a_pod_whose_user_an_earlier_run_dropped_is_not_taken_for_one_without_a_user(hashed: UserMask) -> None:
+    """With `hash` since the restart, a record of the run before has no user, and `user` in its pod's name."""
+    earlier = UserMask(KEY, drop=True).owner(
+        Owner("ml/pod/jupyter-alice", "kubernetes", "alice", namespace="ml", pod="jupyter-alice")
+    )
+    assert (earlier.user, earlier.pod) == ("", "jupyter-user")
+    assert hashed.pod(earlier) == ("", "")
+    true = Owner("ml/pod/user-service", "kubernetes", namespace="ml", pod="user-service")
+    MaskedScheduler(Fixed(SchedulerState((held(owner=true),), 0)), hashed).poll(0, (), ())
+    assert hashed.pod(true) == ("ml", "user-service"), "seen by this run"
+
+
 # Texts.
 
 
@@ -163,6 +176,35 @@ def test_of_too_many_names_the_first_are_forgotten_and_no_more_are_kept(hashed: 
         hashed.owner(owner(f"user{n}x"))
     assert hashed.text("user0x") == "user0x"
     assert hashed.text("user1099x") == hashed.user("user1099x")
+
+
+def test_the_name_of_one_who_still_runs_jobs_is_not_forgotten(hashed: UserMask) -> None:
+    for n in range(1100):
+        hashed.owner(owner(f"user{n}x"))
+        hashed.owner(owner("alice"))
+    assert hashed.text("alice") == hashed.user("alice")
+
+
+def test_a_name_that_comes_while_another_thread_masks_a_text_is_masked_from_then_on(hashed: UserMask) -> None:
+    hashed.owner(owner("bob"))
+    building, added = threading.Event(), threading.Event()
+
+    class Slow(dict[str, None]):
+        """Names that are slow to be read."""
+
+        def __iter__(self) -> Iterator[str]:
+            building.set()
+            added.wait(0.2)
+            return super().__iter__()
+
+    hashed._names = Slow(hashed._names)
+    logging_thread = threading.Thread(target=hashed.text, args=("bob is here",))
+    logging_thread.start()
+    assert building.wait(60)
+    hashed.owner(owner("alice"))
+    added.set()
+    logging_thread.join()
+    assert "alice" not in hashed.text("alice")
 
 
 # A scheduler's word.
