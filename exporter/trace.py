@@ -8,17 +8,18 @@ every recorder that is killed leaves one: see `TraceReader.truncated`.
 import gzip
 import os
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from itertools import count
+from itertools import count, pairwise
 from pathlib import Path
-from typing import BinaryIO, Self, cast
+from typing import BinaryIO, NamedTuple, Self, cast
 
 import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from exporter.core.model import Observation
+from exporter.core.model import SECOND, Observation
+from exporter.formatting import format_time
 
 FORMAT = "gpu-efficiency-trace"
 VERSION = 1
@@ -319,3 +320,26 @@ def shift_observation(observation: Observation, nanoseconds: int, *, wall: int =
         reports=tuple(replace(r, start=r.start + nanoseconds, end=r.end + nanoseconds) for r in observation.reports),
         serving=tuple(replace(s, start=s.start + nanoseconds, end=s.end + nanoseconds) for s in observation.serving),
     )
+
+
+class TraceSpan(NamedTuple):
+    """What a trace is of: its first and last observation, Unix nanoseconds."""
+
+    node: str
+    gpu: str
+    """One of its GPUs: nodes of two clusters may have the same name. Empty: its name tells."""
+    first: int
+    last: int
+    name: str
+    simulated: bool = False
+
+
+def refuse_overlaps(spans: Iterable[TraceSpan]) -> None:
+    """Raise TraceError if two traces are of one node and the same time: its GPUs would count twice."""
+    for before, after in pairwise(sorted(spans)):
+        if (before.node, before.gpu) == (after.node, after.gpu) and after.first <= before.last:
+            raise TraceError(
+                f"{after.name} begins {format_time(after.first / SECOND)}, before {before.name} of the same node"
+                f" {before.node} ends ({format_time(before.last / SECOND)}): traces of one node must not overlap; omit"
+                " one of them"
+            )

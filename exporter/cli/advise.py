@@ -9,7 +9,15 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from msgspec.structs import replace
 
 from exporter.cli.progress import ProgressBar, counted, progress_arguments
-from exporter.cli.wiring import duration_argument, fail, parse_headers, timestamp_argument, url_argument
+from exporter.cli.wiring import (
+    ca_file_argument,
+    duration_argument,
+    fail,
+    parse_headers,
+    timestamp_argument,
+    tls_context,
+    url_argument,
+)
 from exporter.config import ConfigError
 from exporter.preview.prometheus import PrometheusClient, PrometheusError
 from exporter.redact import redact_secrets
@@ -25,7 +33,7 @@ def advise(args: argparse.Namespace) -> int:
         raise ConfigError("advise: --since is less than 7d, so it has not every hour of the week")
     try:
         with (
-            PrometheusClient(args.prometheus, parse_headers(args.header)) as server,
+            PrometheusClient(args.prometheus, parse_headers(args.header), tls_context(args.ca_file)) as server,
             ProgressBar(redact_secrets(args.prometheus), unit=counted("days"), quiet=args.quiet) as progress,
         ):
             end = time.time() if args.at is None else args.at
@@ -57,6 +65,7 @@ def advise_arguments(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("--match", default="", metavar="SELECTOR", help="only these series, such as 'cluster=\"a\"'")
     command.add_argument("--header", action="append", default=[], metavar="LINE", help="sent with it; @FILE: its lines")
+    ca_file_argument(command, "a Prometheus")
     command.add_argument("--json", action="store_true", help="print JSON, with every number of GPUs")
     progress_arguments(command)
 

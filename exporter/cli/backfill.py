@@ -37,7 +37,7 @@ from exporter.core.pipeline import advance
 from exporter.core.prices import Terms
 from exporter.core.snapshot import Counters, DaemonMetadata, JobView, Snapshot, take_snapshot
 from exporter.formatting import format_time
-from exporter.trace import TraceError, TraceReader, read_trace
+from exporter.trace import TraceError, TraceReader, TraceSpan, read_trace, refuse_overlaps
 
 _P = "gpu_efficiency_"
 DAEMON_METRICS = frozenset(
@@ -181,18 +181,15 @@ class Recordings:
 
     def _node_scrapes(self, node: str, labels: str, step: int) -> Iterator[Scrape]:
         """Yield one node's traces in order: each is another run of its daemon."""
-        before: tuple[str, int] | None = None
+        before: TraceSpan | None = None
         for trace_file in (each for each in self._sources if each.node == node):
-            if before is not None and trace_file.first <= before[1]:
-                raise BackfillError(
-                    f"{trace_file.name} begins {format_time(trace_file.first)}, before {before[0]} of the same node"
-                    f" {node} ends ({format_time(before[1])}): traces of one node must not overlap; omit one of them"
-                )
+            span = TraceSpan(node, "", trace_file.first * SECOND, trace_file.first * SECOND, trace_file.name)
+            refuse_overlaps([before, span] if before else [span])
             last = trace_file.first
             for scrape in self._replay(trace_file, labels, step):
                 yield scrape
                 last = scrape.at
-            before = trace_file.name, last
+            before = span._replace(last=last * SECOND)
 
     def _replay(self, trace_file: TraceFile, labels: str, step: int) -> Iterator[Scrape]:
         config, host = self._config, trace_file.node

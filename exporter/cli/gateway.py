@@ -4,6 +4,7 @@ import argparse
 import logging
 import pwd
 import socket
+import ssl
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -13,19 +14,23 @@ from urllib.parse import urlsplit
 
 from exporter.cli.wiring import (
     SWITCH_SECONDS,
+    ConfigReloader,
     config_file_argument,
     configure,
     fail,
+    on_sighup,
     parse_headers,
+    read_config,
+    reload_in_background,
     setting_arguments,
+    tls_context,
 )
 from exporter.config import Config, ConfigError
 from exporter.core.job_record import JobRecordQuery
-from exporter.report.nodes import NodeQueryError, fetch_records
+from exporter.report.nodes import fetch_records
 from exporter.schedulers.privacy import UserMask, open_mask
 from exporter.schedulers.slurm.accounting import nodes_of_jobs
 from exporter.schedulers.slurm.client import Commands, SlurmUnavailableError
-from exporter.tls import client_context
 from exporter.training.unix_socket import ReportListenError, bind_socket
 from exporter.urls import complete_url
 from exporter.web.gateway import FoundRecords, GatewayError, Identity, create_gateway_app
@@ -33,6 +38,8 @@ from exporter.web.security import WebConfigWatcher, WebListener
 from exporter.web.server import ConnectionLimits, run_listeners
 
 log = logging.getLogger("gpu-efficiency")
+_USED_SECTIONS = ("gateway", "log", "privacy", "slurm")
+"""Sections of the configuration that this command uses."""
 _NODE = "{node}"
 """Stands for a node's name in gateway.nodes."""
 _MAX_BYTES = 16 << 20
@@ -45,6 +52,7 @@ _LIMITS = ConnectionLimits(requests_per_address=32, answer_seconds=300)
 def gateway(args: argparse.Namespace) -> int:
     """Serve until stopped."""
     config = configure(args)
+    reloader = ConfigReloader(args.config, config, lambda: read_config(args), live=("log",), used=_USED_SECTIONS)
     nodes, mask = _Nodes(config), _open_mask(config)
     settings = config.gateway
     identity = Identity(
@@ -52,7 +60,11 @@ def gateway(args: argparse.Namespace) -> int:
     )
     sys.setswitchinterval(SWITCH_SECONDS)
     try:
-        with _listening(Path(settings.socket)) as sock:
+        with (
+            on_sighup(reloader),
+            reload_in_background(reloader, lambda *_: None),
+            _listening(Path(settings.socket)) as sock,
+        ):
             listener = WebListener(WebConfigWatcher(), open_page=True)
             app = create_gateway_app(nodes.fetch, identity)
             ready = partial(log.info, "serving each user the records of his own jobs at unix:%s", settings.socket)
@@ -97,33 +109,32 @@ class _Nodes:
         self._urls = tuple(complete_url(url) for url in settings.nodes)
         if not self._urls:
             raise ConfigError('gateway.nodes: names none; example: ["https://{node}:19400"]')
-        lines = [f"@{settings.header_file}"] if settings.header_file else []
-        self._headers = parse_headers(lines, key="gateway.header_file")
+        self._settings, self._slurm = settings, config.slurm
+        headers, _ = self._credentials()
         for url in self._urls:
             scheme = urlsplit(url).scheme
             if scheme not in ("http", "https"):
                 raise ConfigError(f"gateway.nodes: {url!r} is not like http://node7:19400")
-            if self._headers and scheme == "http":
+            if headers and scheme == "http":
                 raise ConfigError(
                     f"gateway.nodes: {url!r} is not https: whoever listens there, such as a user's job while no daemon"
                     " runs, would get the credentials of gateway.header_file"
                 )
-        self._ca_file = Path(settings.ca_file) if settings.ca_file else None
-        try:
-            client_context(settings.ca_file or None)
-        except OSError as err:
-            raise ConfigError(f"gateway.ca_file: {settings.ca_file}: no certificate can be read of it: {err}") from err
-        self._slurm = config.slurm
+
+    def _credentials(self) -> tuple[dict[str, str], ssl.SSLContext]:
+        """Read the headers and the authority anew, which may be replaced at any time. Raises ConfigError."""
+        settings = self._settings
+        lines = [f"@{settings.header_file}"] if settings.header_file else []
+        ca_file = Path(settings.ca_file) if settings.ca_file else None
+        return parse_headers(lines, key="gateway.header_file"), tls_context(ca_file, key="gateway.ca_file")
 
     def fetch(self, wanted: JobRecordQuery, user: str) -> FoundRecords:
         """Return what the nodes have of the user's jobs. Raises GatewayError."""
         try:
+            headers, verify = self._credentials()
             urls = self._urls_for(wanted, user)
-            found = fetch_records(
-                urls, wanted, headers=self._headers, ca_file=self._ca_file, ca_key="gateway.ca_file",
-                max_bytes=_MAX_BYTES,
-            )  # fmt: skip
-        except (NodeQueryError, SlurmUnavailableError) as err:
+            found = fetch_records(urls, wanted, headers=headers, verify=verify, max_bytes=_MAX_BYTES)
+        except (ConfigError, SlurmUnavailableError) as err:
             # By the name that the nodes export: with hashed names, the log has no other.
             log.warning("a request of %s was not answered: %s", wanted.user, str(err).replace(user, wanted.user))
             raise GatewayError(str(err)) from err

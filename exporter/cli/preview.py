@@ -4,20 +4,26 @@ import argparse
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from exporter.cli.progress import ProgressBar, counted, progress_arguments
-from exporter.cli.wiring import config_file_argument, configure, duration_argument, fail, parse_headers, url_argument
+from exporter.cli.wiring import (
+    ca_file_argument,
+    config_file_argument,
+    configure,
+    duration_argument,
+    fail,
+    parse_headers,
+    tls_context,
+    url_argument,
+)
 from exporter.config import Config, ConfigError
 from exporter.core.ledger import Ledger
-from exporter.core.model import SECOND, Device, Observation
+from exporter.core.model import Device, Observation
 from exporter.core.policy import Policy
 from exporter.core.prices import Price, price_at
-from exporter.formatting import format_time
 from exporter.preview import scoring
 from exporter.preview.history import PrometheusPreview, check_policies
 from exporter.preview.prometheus import PrometheusClient, PrometheusError
@@ -31,7 +37,7 @@ from exporter.preview.scoring import (
     policy_rows,
 )
 from exporter.redact import redact_secrets
-from exporter.trace import TraceError, read_trace
+from exporter.trace import TraceError, TraceSpan, read_trace, refuse_overlaps
 
 
 def preview(args: argparse.Namespace) -> int:
@@ -60,7 +66,7 @@ def _from_traces(args: argparse.Namespace, config: Config, found: list[PolicyRow
 
     replay = TracePreview(found, open_ledger=open_ledger, price_of=money)
     recorded = [_replay(replay, name, quiet=args.quiet) for name in args.traces]
-    _refuse_overlaps(recorded)
+    refuse_overlaps(recorded)
     simulated = [each.name for each in recorded if each.simulated]
     result = replay.result(f"Replayed{' (SIMULATED)' if simulated else ''}: {', '.join(args.traces)}")
     return replace(result, notes=(*result.notes, *_override_notes(config, found)))
@@ -74,19 +80,7 @@ def _override_notes(config: Config, found: Iterable[PolicyRow]) -> Iterator[str]
             yield f"models with a {field} of their own, which no row changes: {name_some(models)}"
 
 
-class _Recorded(NamedTuple):
-    """What a trace is of: its first and last observation, Unix nanoseconds."""
-
-    node: str
-    gpu: str
-    """One of its GPUs: nodes of two clusters may have the same name."""
-    first: int
-    last: int
-    name: str
-    simulated: bool
-
-
-def _replay(replay: TracePreview, name: str, *, quiet: bool) -> _Recorded:
+def _replay(replay: TracePreview, name: str, *, quiet: bool) -> TraceSpan:
     """Replay one trace."""
     times: list[int] = []
     gpus: set[str] = set()
@@ -104,24 +98,14 @@ def _replay(replay: TracePreview, name: str, *, quiet: bool) -> _Recorded:
         if trace.truncated:
             print(f"gpu-efficiency: {name}: {trace.truncated}", file=sys.stderr)
         node = trace.header.host or Path(name).name
-        return _Recorded(node, min(gpus, default=""), times[0], times[-1], name, trace.header.simulated)
-
-
-def _refuse_overlaps(recorded: Iterable[_Recorded]) -> None:
-    """Raise TraceError if two traces are of one node and the same time: its GPUs would count twice."""
-    for before, after in pairwise(sorted(recorded)):
-        if (before.node, before.gpu) == (after.node, after.gpu) and after.first < before.last:
-            raise TraceError(
-                f"{after.name} begins {format_time(after.first / SECOND)}, before {before.name} of the same node"
-                f" {before.node} ends ({format_time(before.last / SECOND)}): omit one of them"
-            )
+        return TraceSpan(node, min(gpus, default=""), times[0], times[-1], name, trace.header.simulated)
 
 
 def _from_prometheus(args: argparse.Namespace, found: list[PolicyRow]) -> PreviewResult:
     check_policies(found)
     end = time.time() // args.step * args.step
     with (
-        PrometheusClient(args.prometheus, parse_headers(args.header)) as server,
+        PrometheusClient(args.prometheus, parse_headers(args.header), tls_context(args.ca_file)) as server,
         ProgressBar(redact_secrets(args.prometheus), unit=counted("parts"), quiet=args.quiet) as progress,
     ):
         history = PrometheusPreview(server, found, selector=args.match.strip().removeprefix("{").removesuffix("}"))
@@ -153,4 +137,5 @@ def preview_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--header", action="append", default=[], metavar="LINE", help="... HTTP header; @FILE: the lines of a file"
     )
+    ca_file_argument(command, "a Prometheus")
     progress_arguments(command)

@@ -22,12 +22,14 @@ from exporter.cli import PROGRAM
 from exporter.cli.own_daemon import daemon_endpoint, daemon_url, daemon_users, listening_users
 from exporter.cli.progress import WAITED, ProgressBar, counted, progress_arguments
 from exporter.cli.wiring import (
+    ca_file_argument,
     config_file_argument,
     duration_argument,
     fail,
     parse_headers,
     read_config,
     timestamp_argument,
+    tls_context,
     url_argument,
 )
 from exporter.config import Config, ConfigError
@@ -41,7 +43,7 @@ from exporter.report.analysis import compare_reports, estimate_changes
 from exporter.report.energy import carbon_notes
 from exporter.report.job_names import find_named, members_message, naming_notes, split_step
 from exporter.report.model import JobIdentity, JobReport, ReportComparison, ReportError
-from exporter.report.nodes import UNIX, NodeQueryError, NodeRecords, fetch_records
+from exporter.report.nodes import UNIX, NodeRecords, fetch_records
 from exporter.report.prometheus import report_from_prometheus
 from exporter.report.query import JobQuery, jobs_named
 from exporter.report.ranking import summary_lines, summary_tables
@@ -104,7 +106,7 @@ def _source_arguments(command: argparse.ArgumentParser) -> None:
     )
     url_argument(command, "--node", action="append", default=[], help="a node's daemon, node7:19400; repeatable")
     command.add_argument("--header", action="append", default=[], metavar="LINE", help="sent with it; @FILE: its lines")
-    command.add_argument("--ca-file", type=Path, metavar="FILE", help="certificate authority of nodes that have TLS")
+    ca_file_argument(command, "servers")
 
 
 def _gather_records(args: argparse.Namespace, wanted: JobRecordQuery) -> tuple[tuple[JobRecord, ...], RecordSources]:
@@ -150,10 +152,7 @@ def _from_named_sources(
 
 
 def _fetch(urls: Sequence[str], wanted: JobRecordQuery, args: argparse.Namespace) -> NodeRecords:
-    try:
-        return fetch_records(urls, wanted, headers=parse_headers(args.header), ca_file=args.ca_file)
-    except NodeQueryError as err:
-        raise GatherError(str(err)) from err
+    return fetch_records(urls, wanted, headers=parse_headers(args.header), verify=tls_context(args.ca_file))
 
 
 def _read_store(path: Path, query: "StoreQuery[AnyInput]") -> Iterator[AnyInput]:
@@ -265,13 +264,17 @@ def _summed_jobs(args: argparse.Namespace) -> UsageSummary:
 # -- a Prometheus --
 
 
+def _prometheus(args: argparse.Namespace) -> PrometheusClient:
+    return PrometheusClient(args.prometheus, parse_headers(args.header), tls_context(args.ca_file))
+
+
 def _sums_from_prometheus(
     args: argparse.Namespace, only: UsageFilter, spans: tuple[Period, ...], every: str
 ) -> UsageSummary:
     if args.gpus is not None:
         raise ConfigError("report: --gpus is for stores and nodes: a Prometheus knows how many GPUs there are")
     progress = ProgressBar(redact_secrets(args.prometheus), len(spans), unit=counted("parts"), quiet=args.quiet)
-    with PrometheusClient(args.prometheus, parse_headers(args.header)) as server, progress:
+    with _prometheus(args) as server, progress:
         found = PrometheusUsage(server, only, matchers=args.match).read(spans, progress=progress.update)
     if not found.usage:
         raise ReportError(f"no job{_filter_text(only)} held a GPU in that time, as far as it is stored there")
@@ -450,7 +453,7 @@ def _build_reports(args: argparse.Namespace) -> JobReport | ReportComparison:
 def _reports_from_prometheus(args: argparse.Namespace, at: float) -> list[JobReport]:
     """Build each job's report from Prometheus."""
     progress = ProgressBar(redact_secrets(args.prometheus), unit=counted("questions"), quiet=args.quiet)
-    with PrometheusClient(args.prometheus, parse_headers(args.header)) as server, progress:
+    with _prometheus(args) as server, progress:
         counting = _CountingPrometheus(server, progress)
         return [_report_from_prometheus(counting, name, args, at) for name in args.compare or [args.job]]
 

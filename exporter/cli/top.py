@@ -6,11 +6,18 @@ import shutil
 import sys
 import time
 from importlib.util import find_spec
-from pathlib import Path
 
-from exporter.cli.wiring import FAILED, duration_argument, fail, parse_headers, url_argument
+from exporter.cli.wiring import (
+    FAILED,
+    ca_file_argument,
+    duration_argument,
+    fail,
+    parse_headers,
+    tls_context,
+    url_argument,
+)
 from exporter.config import ConfigError
-from exporter.top.client import NodeAddressError, NodeTarget, parse_target, poll_once, tls_verification
+from exporter.top.client import NodeAddressError, NodeTarget, parse_target, poll_once
 from exporter.top.screen import ViewState, render_text
 from exporter.top.view import ASCII, UNICODE, Glyphs, TopView, Trends, host_names
 
@@ -49,14 +56,11 @@ def top(args: argparse.Namespace) -> int:
 
 def _endpoints(args: argparse.Namespace) -> list[NodeTarget]:
     """Nodes in the order given, without duplicates."""
-    given = parse_headers(args.header)
+    given, verify = parse_headers(args.header), tls_context(args.ca_file)
     try:
-        tls_verification(args.ca_file)
-        endpoints = [parse_target(url, headers=given, ca_file=args.ca_file) for url in args.url or [DEFAULT_URL]]
+        endpoints = [parse_target(url, headers=given, verify=verify) for url in args.url or [DEFAULT_URL]]
     except NodeAddressError as err:
         raise ConfigError(f"top: {err}") from err
-    except OSError as err:
-        raise ConfigError(f"--ca-file: {args.ca_file}: cannot be read: {err.strerror or err}") from err
     return list({endpoint.address: endpoint for endpoint in endpoints}.values())
 
 
@@ -94,7 +98,7 @@ def top_arguments(command: argparse.ArgumentParser) -> None:
     """Flags of `top`."""
     url_argument(command, "--url", action="append", help=f"a node; repeatable; {DEFAULT_URL}")
     command.add_argument("--header", action="append", default=[], metavar="LINE", help="HTTP header; @FILE: its lines")
-    command.add_argument("--ca-file", type=Path, metavar="FILE", help="CA certificates (PEM) of nodes with https")
+    ca_file_argument(command, "nodes")
     command.add_argument("--once", action="store_true", help="print once as text; status 1 if a node is silent")
     command.add_argument("--jobs", action="store_true", help="show jobs first")
     command.add_argument("--hour", action="store_true", help="the last hour instead of the last 5 minutes")

@@ -10,6 +10,7 @@ import math
 import os
 import platform
 import signal
+import ssl
 import sys
 import threading
 import time
@@ -43,6 +44,7 @@ from exporter.durations import parse_duration
 from exporter.logs import configure_logging, set_redaction
 from exporter.redact import redact_secrets
 from exporter.registry import SCHEDULERS, SOURCES
+from exporter.tls import server_context
 from exporter.trace import TraceError
 from exporter.urls import complete_url
 from exporter.worker import Worker
@@ -129,6 +131,21 @@ def parse_headers(given: Iterable[str], *, key: str = "--header") -> dict[str, s
                 raise ConfigError(f"{key}: {where} is not 'Name: value' (example: 'Authorization: Bearer ...')")
             found[name.strip()] = value.strip()
     return found
+
+
+def ca_file_argument(command: argparse.ArgumentParser, about: str) -> None:
+    """Add --ca-file; `about`: whose certificates it is for."""
+    command.add_argument(
+        "--ca-file", type=Path, metavar="FILE", help=f"certificates (PEM) of the authority of {about} with https"
+    )
+
+
+def tls_context(ca_file: Path | None, *, key: str = "--ca-file") -> ssl.SSLContext:
+    """Return what the servers' certificates are verified with; `key` names the file for messages."""
+    try:
+        return server_context(ca_file)
+    except OSError as err:
+        raise ConfigError(f"{key}: {ca_file}: no certificate can be read of it: {err.strerror or err}") from err
 
 
 def _header_lines(text: str, key: str) -> list[str]:

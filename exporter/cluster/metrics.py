@@ -7,7 +7,7 @@ jobs (`cluster.max_jobs`) there are at most 90 P + N (2 + 2 T) + 3 R + 9 J + 650
 from collections.abc import Callable, Iterable, Iterator
 from typing import cast
 
-from msgspec import Struct, structs
+from msgspec import Struct
 
 from exporter import __version__
 from exporter.cluster.model import POWERED_DOWN, ClusterNode
@@ -34,19 +34,22 @@ def page(view: ClusterView, *, now: int, openmetrics: bool = False) -> bytes:
     return exposition.render(cast("Snapshot", ClusterScrape(view, now)), openmetrics=openmetrics, metrics=METRICS)
 
 
-def _node_gpus(count: Callable[[ClusterNode, str], int]) -> Callable[[ClusterView], Iterator[MetricSample]]:
+def _node_gpus(count: Callable[[ClusterNode, str], int | None]) -> Callable[[ClusterView], Iterator[MetricSample]]:
+    """Return a reader of the numbers that `count` gives by node and type; None: there is no sample."""
+
     def read(view: ClusterView) -> Iterator[MetricSample]:
         for node in view.nodes:
             for kind in node.gpus:
-                yield (node.name, _type_of(node, kind)), count(node, kind) / node.shares
+                gpus = count(node, kind)
+                if gpus is not None:
+                    yield (node.name, _type_of(node, kind)), gpus / node.shares
 
     return read
 
 
-def _expected_gpus(view: ClusterView) -> Iterator[MetricSample]:
+def _expected_gpus(node: ClusterNode, kind: str) -> int | None:
     """Leave out nodes that are powered down, as those that an autoscaler has removed: the rules then forget both."""
-    up = structs.replace(view, nodes=tuple(node for node in view.nodes if node.state != POWERED_DOWN))
-    return _node_gpus(lambda node, kind: node.gpus[kind])(up)
+    return None if node.state == POWERED_DOWN else node.gpus[kind]
 
 
 def _type_of(node: ClusterNode, kind: str) -> str:
@@ -150,7 +153,7 @@ METRICS: tuple[Metric, ...] = (
         " instance that is handed out by itself counts as one, under its own type (mig-1g.10gb), also where it is"
         " offered as nvidia.com/gpu; time-sliced shares of a GPU are one. Absent while Slurm's power saving has"
         " switched the node off. Stays when the scheduler is silent.",
-        _live(read=_expected_gpus), _NODE,
+        _live(read=_node_gpus(_expected_gpus)), _NODE,
     ),
     _row(
         "node_allocated_gpus", "gauge", "Of those, the ones that jobs have.",

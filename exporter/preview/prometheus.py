@@ -1,5 +1,6 @@
 """Queries the HTTP API of Prometheus for `preview` and `report`, with an error message for each way to fail."""
 
+import ssl
 from collections.abc import Iterator, Mapping
 from typing import Any, Self
 
@@ -48,10 +49,15 @@ class _QueryResponse(Struct, frozen=True):
 class PrometheusClient:
     """Queries one server; a context manager, which closes the connection."""
 
-    def __init__(self, url: str, headers: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, url: str, headers: Mapping[str, str] | None = None, verify: ssl.SSLContext | None = None
+    ) -> None:
+        """`verify`: of the server's certificate; None: by the public authorities."""
         self._url = url.rstrip("/")
         self._shown_url = redact_secrets(self._url)
-        self._client = httpx.Client(timeout=TIMEOUT_SECONDS, headers=dict(headers or {}), verify=public_context())
+        self._client = httpx.Client(
+            timeout=TIMEOUT_SECONDS, headers=dict(headers or {}), verify=verify or public_context()
+        )
         self._warnings: dict[str, None] = {}
         self._decode = msgspec.json.Decoder(_QueryResponse).decode
 

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from math import inf, isfinite
-from pathlib import Path
 
 import httpx
 import msgspec
@@ -23,7 +22,7 @@ from exporter.http_body import ACCEPTED, BodyError, read_body
 from exporter.redact import redact_secrets
 from exporter.report.text import printable
 from exporter.report.usage import latest_records
-from exporter.tls import client_context, public_context
+from exporter.tls import public_context
 
 TIMEOUT_SECONDS = 10.0
 UNIX = "unix:"
@@ -41,10 +40,6 @@ _MIN_SPLIT_SECONDS = 60.0
 _HTTP_DENIED = (401, 403)
 _HTTP_NOT_FOUND = 404
 _HTTP_OK = 200
-
-
-class NodeQueryError(Exception):
-    """No request can be sent; the message gives the reason."""
 
 
 class NodeRecords(Struct, frozen=True, kw_only=True):
@@ -104,11 +99,10 @@ def fetch_records(
     wanted: JobRecordQuery,
     *,
     headers: Mapping[str, str] | None = None,
-    ca_file: Path | None = None,
-    ca_key: str = "--ca-file",
+    verify: ssl.SSLContext | None = None,
     max_bytes: float = inf,
 ) -> NodeRecords:
-    """Return the records of all nodes that answer. Raises NodeQueryError if `ca_file`, set by `ca_key`, is unreadable.
+    """Return the records of all nodes that answer. `verify`: of their certificates; None: by the public authorities.
 
     With `max_bytes`, which all nodes together may send, each is asked once, and the result may be `cut`.
     """
@@ -117,7 +111,7 @@ def fetch_records(
         httpx.Client(
             timeout=TIMEOUT_SECONDS,
             headers=ACCEPTED | dict(headers or {}),
-            verify=_tls_verification(ca_file, ca_key),
+            verify=verify or public_context(),
         ) as client,
         ThreadPoolExecutor(max_workers=_MAX_PARALLEL) as pool,
     ):
@@ -136,15 +130,6 @@ def query_parameters(wanted: JobRecordQuery) -> dict[str, str]:
     filters = {name: value for name in names if (value := getattr(wanted, name))}
     times = {name: repr(value) for name in ("since", "until") if isfinite(value := getattr(wanted, name)) and value > 0}
     return filters | times | {"limit": str(min(wanted.limit, _MAX_RECORDS))}
-
-
-def _tls_verification(ca_file: Path | None, key: str) -> ssl.SSLContext:
-    if ca_file is None:
-        return public_context()
-    try:
-        return client_context(f"{ca_file}")
-    except (OSError, ssl.SSLError) as err:
-        raise NodeQueryError(f"{key} {ca_file}: no certificate can be read of it: {err}") from err
 
 
 # -- one node --

@@ -9,7 +9,6 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Self, TypeVar
 from urllib.parse import quote
 
@@ -21,7 +20,7 @@ from msgspec.structs import replace
 from exporter.connections import is_loopback
 from exporter.http_body import ACCEPTED, BodyError, read_body
 from exporter.redact import redact_secrets
-from exporter.tls import client_context, public_context
+from exporter.tls import public_context
 from exporter.top.view import PolledNode
 from exporter.urls import complete_url
 from exporter.web.api import AccountsOut, GpusOut, JobsOut, Problem, ReceiptsOut
@@ -42,7 +41,7 @@ class NodeUnavailableError(Exception):
 
 
 class NodeAddressError(ValueError):
-    """The given text is not the address of a node, or its CA file is invalid."""
+    """The given text is not the address of a node."""
 
 
 class NodeTarget(Struct, frozen=True, kw_only=True):
@@ -51,7 +50,8 @@ class NodeTarget(Struct, frozen=True, kw_only=True):
     url: str
     """Without a trailing slash; may contain a user and a password."""
     headers: dict[str, str] = {}
-    ca_file: Path | None = None
+    verify: ssl.SSLContext | None = None
+    """What its certificate is verified with, the same for all nodes; None: the public authorities."""
 
     @property
     def address(self) -> str:
@@ -59,7 +59,7 @@ class NodeTarget(Struct, frozen=True, kw_only=True):
         return redact_secrets(self.url)
 
 
-def parse_target(url: str, *, headers: Mapping[str, str], ca_file: Path | None) -> NodeTarget:
+def parse_target(url: str, *, headers: Mapping[str, str], verify: ssl.SSLContext | None = None) -> NodeTarget:
     """Parse an address; without a scheme it is http. Raises NodeAddressError."""
     full_url = complete_url(url).rstrip("/")
     try:
@@ -69,17 +69,7 @@ def parse_target(url: str, *, headers: Mapping[str, str], ca_file: Path | None) 
     readable = not any(char.isspace() or not char.isprintable() for char in full_url)
     if parsed.scheme not in ("http", "https") or not parsed.host or not readable:
         raise NodeAddressError(f"{redact_secrets(url)} is not a node's address (example: http://node17:19400)")
-    return NodeTarget(url=full_url, headers=dict(headers), ca_file=ca_file)
-
-
-def tls_verification(ca_file: Path | None) -> ssl.SSLContext:
-    """Return httpx' `verify` for a CA file, or the system's certificates. Raises OSError, NodeAddressError."""
-    if ca_file is None:
-        return public_context()
-    try:
-        return client_context(f"{ca_file}")
-    except ssl.SSLError as err:
-        raise NodeAddressError(f"{ca_file} holds no certificates in PEM form ({err.reason or err})") from err
+    return NodeTarget(url=full_url, headers=dict(headers), verify=verify)
 
 
 class NodeClient:
@@ -93,7 +83,7 @@ class NodeClient:
         self._client = httpx.Client(
             headers=ACCEPTED | {"Accept": "application/json", "User-Agent": "gpu-efficiency top"} | target.headers,
             timeout=timeout,
-            verify=tls_verification(target.ca_file),
+            verify=target.verify or public_context(),
             transport=transport,
             trust_env=not (local == "localhost" or is_loopback(local)),
         )

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.e2e.running import environment, running
+from tests.e2e.running import Program, environment, running
 from tests.waiting import PATIENCE, wait_for
 
 _AS_USER = """
@@ -26,11 +26,11 @@ sys.exit(main(sys.argv[2:]))
 
 
 @contextmanager
-def serving(words: list[str], said: Path, path: Path) -> Iterator[None]:
+def serving(words: list[str], said: Path, path: Path) -> Iterator[Program]:
     """Run that command line of the gateway, which listens at `path`; it ends as it should."""
     with running(words, said, environment()) as program:
         wait_for(lambda: program.alive() and "serving each user" in program.log(), "it listens")
-        yield
+        yield program
         assert program.end() == 0
         assert not path.exists()
         assert "Traceback" not in program.log()

@@ -5,19 +5,25 @@ tests/e2e/test_slurm_accounting.py.
 """
 
 import os
+import signal
 import subprocess
 import sys
+from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import bcrypt
 import httpx
 import pytest
 
+from exporter.web.security import WebConfigWatcher
+from tests.certificates import Authority
 from tests.e2e.login_node import report, serving
-from tests.e2e.running import Daemon, command, daemon, environment, running
+from tests.e2e.running import Daemon, Program, command, daemon, environment, running
 from tests.waiting import PATIENCE, wait_for
+from tests.web.serving import served
 
 pytestmark = [pytest.mark.e2e, pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes other users")]
 ADA, BARBARA = 54321, 54322
@@ -53,11 +59,17 @@ def job_of(node: Daemon, user: str) -> str:
 @contextmanager
 def gateway(folder: Path, *lines: str) -> Iterator[Path]:
     """The command `gateway` with those lines in [gateway] and after it; yields its socket."""
+    with gateway_process(folder, *lines):
+        yield folder / "gateway.sock"
+
+
+@contextmanager
+def gateway_process(folder: Path, *lines: str) -> Iterator[Program]:
     path = folder / "gateway.sock"
     (folder / "config.toml").write_text("\n".join((f'[gateway]\nsocket = "{path}"', *lines)))
     words = [sys.executable, "-c", _WITH_USERS, "gateway", "--config", f"{folder}/config.toml"]
-    with serving(words, folder / "log", path):
-        yield path
+    with serving(words, folder / "log", path) as program:
+        yield program
 
 
 def test_the_command_of_a_summary_works_on_a_login_node(node: Daemon, folder: Path) -> None:
@@ -108,6 +120,31 @@ def test_nodes_that_are_down_are_the_reason(folder: Path) -> None:
         done = report(ADA, path, "4711")
         assert done.returncode == 1
         assert "answered HTTP 503: http://127.0.0.1:1 cannot be reached" in done.stderr
+
+
+def test_a_new_password_and_authority_need_no_restart_and_sighup_reads_the_file(folder: Path) -> None:
+    authority = Authority(folder)
+    authority.issue("server")
+    hashed = bcrypt.hashpw(b"new", bcrypt.gensalt(4)).decode()
+    (folder / "web.yml").write_text(
+        f"tls_server_config:\n  cert_file: server.crt\n  key_file: server.key\nbasic_auth_users:\n  gateway: {hashed}\n"
+    )
+    header, config = folder / "header", folder / "config.toml"
+    header.write_text(f"Authorization: Basic {b64encode(b'gateway:old').decode()}\n")
+    with served(guarding=WebConfigWatcher(folder / "web.yml")) as site:
+        node = f"https://127.0.0.1:{site.ports[0]}"
+        lines = f'nodes = ["{node}"]', f'header_file = "{header}"', f'ca_file = "{authority.certificate}"'
+        path = folder / "gateway.sock"
+        with gateway_process(folder, *lines) as program:
+            assert "HTTP 401" in report(ADA, path, "4711").stderr
+            header.write_text(f"Authorization: Basic {b64encode(b'gateway:new').decode()}\n")
+            assert "HTTP 401" not in report(ADA, path, "4711").stderr
+            header.unlink()
+            assert "gateway.header_file" in report(ADA, path, "4711").stderr
+            config.write_text(config.read_text() + '\n[slurm]\nbin_dir = "/elsewhere"\n')
+            program.process.send_signal(signal.SIGHUP)
+            wait_for(lambda: "restart is needed to apply changes of slurm" in program.log(), "the file is read again")
+            assert "gateway.header_file" in report(ADA, path, "4711").stderr, "it still serves"
 
 
 def test_without_the_gateway_the_reason_is_that(folder: Path) -> None:

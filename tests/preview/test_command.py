@@ -9,9 +9,13 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from exporter.cli import main
 from exporter.preview.scoring import WIDTH
 from exporter.trace import TraceHeader, TraceWriter
+from exporter.web.security import WebConfigWatcher
+from tests.certificates import Authority
 from tests.preview.commands import preview
+from tests.web.serving import served
 from tests.worlds import JOB, RESTING, WORKING, S, device, first, held, reading, seen
 
 ASKED = "--policy zombie.batch=15m,45m"
@@ -170,6 +174,7 @@ def test_a_recording_that_breaks_off_is_told_beside_the_answer(trace: Path) -> N
         (f"--prometheus {CLOSED} {ASKED} --step 0.5s", "'0.5s' is less than 1s"),
         (f"--prometheus {CLOSED} {ASKED} --header secret", "--header: what was given is not 'Name: value'"),
         (f"--prometheus {CLOSED} {ASKED} --header @absent", "--header: absent: cannot be read: No such file"),
+        (f"--prometheus {CLOSED} {ASKED} --ca-file absent", "--ca-file: absent: no certificate can be read of it: No"),
     ],
 )
 def test_wrong_usage_is_status_2_and_says_what_to_write(line: str, why: str) -> None:
@@ -253,3 +258,20 @@ def test_a_long_recording_tells_how_far_it_is_by_its_bytes_and_quiet_does_not(
     assert all(line.startswith("gpu-efficiency: ") and " %, " in line for line in told)
     assert told[-1].split(": ")[2].startswith("100 %")
     assert preview(f"{trace} {ASKED} --quiet")[2] == ""
+
+
+@pytest.mark.parametrize("line", [f"preview {ASKED}", "advise", "report --all", "report 7"])
+def test_a_prometheus_behind_an_authority_of_ones_own(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The server is no Prometheus: whoever learns that has verified its certificate."""
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    authority = Authority(tmp_path)
+    authority.issue("server")
+    (tmp_path / "web.yml").write_text("tls_server_config:\n  cert_file: server.crt\n  key_file: server.key\n")
+    with served(guarding=WebConfigWatcher(tmp_path / "web.yml")) as site:
+        words = [*line.split(), "--prometheus", f"https://127.0.0.1:{site.ports[0]}"]
+        assert main(words) == 1
+        assert "certificate verify failed" in capsys.readouterr().err
+        assert main([*words, "--ca-file", f"{authority.certificate}"]) == 1
+        assert " answered HTTP 40" in capsys.readouterr().err

@@ -28,7 +28,7 @@ NOBODY = "--prometheus http://127.0.0.1:9"
         ("--compare 7 8 --short --store a", 2, "--short is of one job"),
         ("7 --target-emfu 60", 2, "no ratio between 0 and 1, such as 0.6"),
         ("7 --target-emfu 0", 2, "no ratio"),
-        ("7 --node http://127.0.0.1:9 --ca-file absent.pem", 1, "absent.pem: no certificate can be read of it"),
+        ("7 --node http://127.0.0.1:9 --ca-file absent.pem", 2, "absent.pem: no certificate can be read of it"),
         (f"7 --at yesterday {NOBODY}", 2, "neither Unix seconds nor like 2026-01-31T12:00"),
         (f"7 --since soon {NOBODY}", 2, "--since"),
         (f"7 --header nonsense {NOBODY}", 2, "is not 'Name: value'"),

@@ -19,7 +19,7 @@ def test_the_real_app_is_understood_over_a_socket() -> None:
     app = create_app(lambda: taken, now=lambda: taken.at, max_age_seconds=10.0)
     with (
         served(app) as site,
-        NodeClient(parse_target(f"127.0.0.1:{site.ports[0]}", headers={}, ca_file=None)) as asking,
+        NodeClient(parse_target(f"127.0.0.1:{site.ports[0]}", headers={})) as asking,
     ):
         gpus, jobs, accounts = asking.gpus(), asking.jobs(), asking.accounts()
         receipts = asking.receipts("41001")
@@ -73,7 +73,7 @@ def test_an_older_daemon_without_the_newer_paths_is_asked_for_them_once() -> Non
         found = {"/api/v1/gpus": gpus, "/api/v1/jobs": jobs}.get(request.url.path)
         return httpx.Response(404) if found is None else httpx.Response(200, json=found)
 
-    with NodeClient(parse_target("old:19400", headers={}, ca_file=None), transport=responses(answer)) as asking:
+    with NodeClient(parse_target("old:19400", headers={}), transport=responses(answer)) as asking:
         for _ in range(3):
             assert asking.accounts() is None
             assert asking.receipts("41001") is None
@@ -102,7 +102,7 @@ def test_all_are_asked_at_once_and_one_that_is_not_there_costs_only_itself() -> 
     app = create_app(lambda: taken, now=lambda: taken.at, max_age_seconds=10.0)
     with served(app) as site:
         urls = (f"127.0.0.1:{site.ports[0]}", "127.0.0.1:1")
-        there, absent = poll_once([parse_target(url, headers={}, ca_file=None) for url in urls])
+        there, absent = poll_once([parse_target(url, headers={}) for url in urls])
     assert there.live
     assert "refused" in absent.problem
     assert not absent.live

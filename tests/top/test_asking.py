@@ -10,6 +10,8 @@ import bcrypt
 import httpx
 import pytest
 
+from exporter.cli.wiring import tls_context
+from exporter.config import ConfigError
 from exporter.top import client as module
 from exporter.top.client import (
     NodeAddressError,
@@ -17,7 +19,6 @@ from exporter.top.client import (
     NodePoller,
     NodeUnavailableError,
     parse_target,
-    tls_verification,
 )
 from exporter.web.app import create_app
 from exporter.web.security import WebConfigWatcher
@@ -27,7 +28,7 @@ from tests.web.serving import served
 
 
 def place(url: str, **headers: str) -> module.NodeTarget:
-    return parse_target(url, headers=headers, ca_file=None)
+    return parse_target(url, headers=headers)
 
 
 def answering(answer: httpx.Response) -> NodeClient:
@@ -164,12 +165,19 @@ def test_a_proxy_is_not_asked_for_what_is_on_this_host(monkeypatch: pytest.Monke
         assert asking.gpus().gpus
 
 
-def test_authorities_are_read_before_anything_is_asked(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        tls_verification(tmp_path / "absent.pem")
+def test_authorities_are_read_once_and_before_anything_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ConfigError, match=r"--ca-file: .*absent.pem: no certificate can be read of it: No such file"):
+        tls_context(tmp_path / "absent.pem")
     (tmp_path / "no.pem").write_text("no certificate")
-    with pytest.raises(NodeAddressError, match="no certificates"):
-        tls_verification(tmp_path / "no.pem")
+    with pytest.raises(ConfigError, match="no certificate can be read of it"):
+        tls_context(tmp_path / "no.pem")
+    verify = tls_context(None)
+    monkeypatch.setattr(module, "public_context", lambda: pytest.fail("built once more"))
+    for number in range(3):
+        with NodeClient(parse_target(f"https://n{number}:1", headers={}, verify=verify)):
+            pass
 
 
 def test_with_tls_and_a_password_it_is_read_when_both_are_given_and_told_what_is_missing_else(tmp_path: Path) -> None:
@@ -184,7 +192,8 @@ def test_with_tls_and_a_password_it_is_read_when_both_are_given_and_told_what_is
     with served(app, guarding=WebConfigWatcher(tmp_path / "web.yml")) as site:
         told = []
         for user, ca_file in (("", None), ("", authority.certificate), ("ada:s3cret@", authority.certificate)):
-            node = NodePoller(parse_target(f"https://{user}127.0.0.1:{site.ports[0]}", headers={}, ca_file=ca_file))
+            url = f"https://{user}127.0.0.1:{site.ports[0]}"
+            node = NodePoller(parse_target(url, headers={}, verify=tls_context(ca_file)))
             with NodeClient(node.target) as asking:
                 node.poll(asking)
             told.append(node.state.problem)
