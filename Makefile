@@ -175,8 +175,8 @@ proto: .venv/.installed ## generate the kubelet's messages anew, after a change 
 	sed -i '/^_runtime_version\./,/^)$$/d; /runtime_version/d; /^# Protobuf Python Version/d' $(PODRESOURCES)_pb2.py
 
 lock: .venv/.installed ## pin the dependencies anew, with hashes
-	$(PIP_COMPILE) --extra dev --extra kubernetes --extra top --extra image --output-file requirements.lock pyproject.toml
-	$(PIP_COMPILE) --extra kubernetes --extra top --constraint requirements.lock --output-file requirements-runtime.lock pyproject.toml
+	$(PIP_COMPILE) --extra dev --extra kubernetes --extra otlp --extra top --extra image --output-file requirements.lock pyproject.toml
+	$(PIP_COMPILE) --extra kubernetes --extra otlp --extra top --constraint requirements.lock --output-file requirements-runtime.lock pyproject.toml
 	$(PIP_COMPILE) --extra image --constraint requirements.lock --output-file requirements-image.lock pyproject.toml
 	@! grep -nE '://|WARNING' requirements.lock requirements-runtime.lock requirements-image.lock || \
 	  { echo "These lines name an index or leave a package without a hash." >&2; exit 1; }

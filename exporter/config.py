@@ -446,6 +446,29 @@ class ReceiptSettings(Struct, frozen=True, forbid_unknown_fields=True):
     the daemon does not have otherwise: see docs/job-reports.md."""
 
 
+class OtlpSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """[otlp]: pushes the figures of /metrics to a receiver of OTLP/HTTP; needs the extra `otlp`: docs/prometheus.md.
+
+    What is not set here, the SDK takes from OpenTelemetry's variables, such as OTEL_EXPORTER_OTLP_COMPRESSION.
+    """
+
+    endpoint: str = ""
+    """URL of the receiver for metrics, with its path: http://collector:4318/v1/metrics, or for Prometheus
+    http://prometheus:9090/api/v1/otlp/v1/metrics. Empty: nothing is pushed."""
+    headers_file: str = ""
+    """File with header lines to send, such as Authorization, read for each push; other than to this host only over
+    https. Empty: none."""
+    ca_file: str = ""
+    """Certificate authority of the receiver, if it has TLS with a private one; empty: the usual ones."""
+    interval_seconds: Annotated[float, Meta(ge=1, le=3600)] = 30.0
+    """Seconds between two pushes."""
+    timeout_seconds: Annotated[float, Meta(gt=0, le=300)] = 10.0
+    """Seconds after which a push has failed, with its repetitions: what it had is in the next one."""
+
+    def __post_init__(self) -> None:
+        structs.force_setattr(self, "endpoint", complete_url(self.endpoint))
+
+
 class LogSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """[log]."""
 
@@ -483,6 +506,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     nccl: NcclSettings = NcclSettings()
     history: HistorySettings = HistorySettings()
     receipts: ReceiptSettings = ReceiptSettings()
+    otlp: OtlpSettings = OtlpSettings()
     log: LogSettings = LogSettings()
     policy: Policy = Policy()
     policy_by_model: dict[str, dict[str, Any]] = {}

@@ -58,6 +58,7 @@ class Agent:
         """Guards `ledger`: its holder may read the ledger, which is then never behind the newest Snapshot."""
         self._on_snapshot: Callable[[Snapshot], None] | None = None
         self._history_status: Callable[[], HistoryStatus | None] = lambda: None
+        self._pushes: Callable[[], tuple[tuple[str, int], ...]] = lambda: ()
         self._downtime: Fault | None = None
         """Fault for the time between an earlier ledger's end and the first observation; None without such a ledger."""
         self._meta, self._record, self._sampler = meta, record, sampler
@@ -87,6 +88,10 @@ class Agent:
     ) -> None:
         """Pass every Snapshot to `on_snapshot`, which must not block; `history_status` returns the history's state."""
         self._on_snapshot, self._history_status = on_snapshot, history_status
+
+    def set_pushes(self, counts: Callable[[], tuple[tuple[str, int], ...]]) -> None:
+        """Export the numbers that `counts` returns: pushes by outcome. It must not block."""
+        self._pushes = counts
 
     def resume(self, checkpoint: bytes, *, now: int, reason: str) -> None:
         """Continue from a checkpoint of the current boot; call before the first observation. Raises CheckpointError."""
@@ -183,6 +188,7 @@ class Agent:
             read_seconds=sampler.read_seconds if sampler else 0.0,
             core_seconds=self._core_seconds,
             history=self._history_status(),
+            pushes=self._pushes(),
             errors=tuple(sorted(self._errors.items())),
             last_error=self._last_error,
         )

@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from msgspec.structs import replace
 
@@ -32,6 +33,7 @@ from exporter.config import (
     Config,
     ConfigError,
     LogSettings,
+    OtlpSettings,
     changed_settings,
     load,
     split_address,
@@ -53,7 +55,10 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from exporter.core.job_record import JobRecord
+    from exporter.core.snapshot import Snapshot
     from exporter.history.recorder import HistoryRecorder
+    from exporter.otlp.pusher import Pusher
+    from exporter.web.app import LatestSnapshot
     from exporter.web.security import WebConfigWatcher
 
 log = logging.getLogger("gpu-efficiency")
@@ -286,28 +291,75 @@ def publish(
 
     `history` records what the agent publishes, from before the first sample to after the last scrape.
     """
-    from exporter.web.app import create_app  # noqa: PLC0415  only servers import the web
+    from exporter.web.app import SnapshotProvider, create_app  # noqa: PLC0415  only servers import the web
 
     stop = threading.Event()
     sampler = threading.Thread(target=lambda: agent.run(observations(stop)), name="sampler", daemon=True)
     max_age = max(10.0, 3 * config.sampling.interval_seconds) if max_age_seconds is None else max_age_seconds
-    app = create_app(
-        agent.latest, now=SystemClock().now, max_age_seconds=max_age, why_not=agent.last_error, history=history
-    )
+    now, why_not = SystemClock().now, agent.last_error
+    app = create_app(agent.latest, now=now, max_age_seconds=max_age, why_not=why_not, history=history)
+    provider = SnapshotProvider(latest=agent.latest, now=now, max_age_seconds=max_age, why_not=why_not)
+    pusher = open_pusher(config.otlp, lambda: provider.poll_checkpointed(history))
 
     def begin() -> None:
         if history is not None:
             history.begin(agent)
+        if pusher is not None:
+            agent.set_pushes(pusher.counts)
+            pusher.start()
         sampler.start()
 
     try:
         return serve_app(app, config, begin, page_address=config.web.page_address)
     finally:
         stop.set()
+        if pusher is not None:
+            pusher.close()
         if sampler.ident is not None:
             sampler.join(timeout=JOIN_SECONDS)
             if history is not None:
                 history.end()
+
+
+def open_pusher(settings: OtlpSettings, scraped: "Callable[[], LatestSnapshot]") -> "Pusher | None":
+    """Open the thread that pushes what `scraped` returns; None if no endpoint is set. Raises ConfigError."""
+    if not settings.endpoint:
+        return None
+    try:
+        from exporter.otlp import pusher  # noqa: PLC0415  its libraries are an extra
+    except ModuleNotFoundError as err:
+        raise ConfigError(
+            f"otlp.endpoint: the OpenTelemetry SDK is missing ({err}): pip install 'gpu-efficiency-exporter[otlp]'"
+        ) from err
+
+    def headers() -> dict[str, str]:
+        lines = [f"@{settings.headers_file}"] if settings.headers_file else []
+        return parse_headers(lines, key="otlp.headers_file")
+
+    def snapshot() -> "Snapshot | None":
+        latest = scraped()
+        return None if latest.problem else latest.snapshot
+
+    _check_receiver(settings, secret=bool(headers()))
+    return pusher.open_pusher(settings, headers, snapshot)
+
+
+def _check_receiver(settings: OtlpSettings, *, secret: bool) -> None:
+    """Raise ConfigError if metrics cannot be pushed to the endpoint, or not safely."""
+    from exporter.connections import is_loopback  # noqa: PLC0415  only servers import it
+    from exporter.tls import client_context  # noqa: PLC0415  only servers import it
+
+    url = urlsplit(settings.endpoint)
+    if url.scheme not in ("http", "https") or not url.hostname:
+        raise ConfigError(f"otlp.endpoint: {settings.endpoint!r} is not like http://collector:4318/v1/metrics")
+    if secret and url.scheme == "http" and url.hostname != "localhost" and not is_loopback(url.hostname):
+        raise ConfigError(
+            f"otlp.endpoint: {settings.endpoint!r} is not https: all on the way could read otlp.headers_file"
+        )
+    try:
+        client_context(settings.ca_file or None)
+    except OSError as err:
+        raise ConfigError(f"otlp.ca_file: {settings.ca_file}: no certificate can be read of it: {err}") from err
 
 
 def serve_app(

@@ -118,6 +118,7 @@ class _SavedLedger(Struct, array_like=True):
     refused: dict[str, int]
     faults: dict[str, int]
     source: str
+    first: tuple[int, int] | None = None
 
 
 Saved = TypeVar("Saved", bound=Struct)
@@ -158,6 +159,8 @@ def load_ledger(ledger: Ledger, data: bytes) -> None:
         ledger.gpus[gpu.device.uuid] = _load_gpu(ledger, gpu, leak_index)
         if not conserved(ledger.gpus[gpu.device.uuid].book):
             raise CheckpointError(f"the books of {gpu.device.uuid} do not add up")
+    since = min((gpu.book.since for gpu in ledger.gpus.values()), default=header.at)
+    ledger.first = body.first or (since, header.wall - (header.at - since))  # an older version did not store it
     for job in body.jobs:
         ledger.jobs[job.owner.job_id] = _load_job(ledger, job, leak_index)
     ledger.accounts = {account: _load_column(parts, leak_index) for account, parts in body.accounts}
@@ -179,6 +182,7 @@ def _save_ledger(ledger: Ledger) -> _SavedLedger:
         refused=ledger.refused,
         faults=ledger.faults,
         source=ledger.source,
+        first=ledger.first,
     )
 
 

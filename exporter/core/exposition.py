@@ -59,14 +59,15 @@ def _line_start(name: str, labels: tuple[str, ...], values: tuple[str, ...]) -> 
 
 
 def _escaped(value: str) -> str:
+    return value if value.isalnum() and len(value) <= MAX_LABEL_LENGTH else label_value(value).translate(_LABEL_ESCAPES)
+
+
+def label_value(value: str) -> str:
+    """Return a label's value as it is exported: printable, and cut if it is too long."""
     if len(value) > MAX_LABEL_LENGTH:
         tail = blake2s(value.encode(errors="surrogatepass"), digest_size=_HASH_BYTES).hexdigest()
-        value = f"{_printable(value[:MAX_LABEL_LENGTH])[: MAX_LABEL_LENGTH - 1 - len(tail)]}…{tail}"
-    elif value.isalnum():
-        return value
-    elif not value.isprintable():
-        value = _printable(value)
-    return value.translate(_LABEL_ESCAPES)
+        return f"{_printable(value[:MAX_LABEL_LENGTH])[: MAX_LABEL_LENGTH - 1 - len(tail)]}…{tail}"
+    return value if value.isprintable() else _printable(value)
 
 
 def _printable(value: str) -> str:

@@ -407,6 +407,8 @@ class Ledger:
         """By UUID, since when a GPU is paid for if earlier than its first reading: where an earlier ledger ended."""
         self.watched_since = NEVER
         """When this process started to observe, if the books are older."""
+        self.first: tuple[int, int] | None = None
+        """Monotonic and Unix time of its first observation, when all its counters were 0; kept across restarts."""
         self.at: int | None = None
         self.wall = 0
         self.source = ""
@@ -415,6 +417,11 @@ class Ledger:
         self.policy = policy
         self.criteria = criteria_of(policy)
         self._criteria_by_model = {model: criteria_of(own) for model, own in by_model.items()}
+
+    def began(self, at: int) -> int:
+        """Convert a moment at which counting began to Unix nanoseconds: to the same at each call, on any clock."""
+        first_at, first_wall = self.first or (self.at or 0, self.wall)
+        return first_wall + (at - first_at)
 
     def update_policy(self, policy: Policy, by_model: Mapping[str, Policy]) -> None:
         """Apply other thresholds from now on. Booked time and running timers are kept."""

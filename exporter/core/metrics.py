@@ -54,6 +54,8 @@ class Metric(Struct, frozen=True):
     scope: str = "node"
     max_series: int = 1
     """Maximum number of series per instance of its scope; 1 if few label values occur (states, reasons)."""
+    since: str = "ledger"
+    """What a counter's first 0 began with, one of COUNTED_SINCE."""
 
 
 def seconds(nanoseconds: int) -> str:
@@ -70,6 +72,8 @@ def joules(millijoules: int) -> str:
     return f"{whole}.{rest:03d}" if rest else f"{whole}.0"
 
 
+COUNTED_SINCE = ("ledger", "job", "daemon", "driver")
+"""The ledger and a job's part of it outlive restarts of the daemon; when a driver was loaded is not known."""
 _P = "gpu_efficiency_"
 Value = float | str | None
 T = TypeVar("T")
@@ -83,8 +87,10 @@ class _Rows(Generic[T]):
         scope: str,
         labels: tuple[str, ...],
         things: Callable[[Snapshot], Iterable[tuple[tuple[str, ...], T]]],
+        *,
+        since: str = "ledger",
     ) -> None:
-        self._scope, self._labels, self._things = scope, labels, things
+        self._scope, self._labels, self._things, self._since = scope, labels, things, since
 
     def __call__(self, name: str, value: Callable[[T], Value], about: str, *, scope: str = "") -> Metric:
         """A metric with one series per thing; none if the value is None."""
@@ -95,7 +101,8 @@ class _Rows(Generic[T]):
                 if found is not None:
                     yield key, found
 
-        return Metric(_P + name, _type(name), about, read, self._labels, scope=scope or self._scope)
+        scope = scope or self._scope
+        return Metric(_P + name, _type(name), about, read, self._labels, scope=scope, since=self._since)
 
     def by(
         self,
@@ -112,8 +119,10 @@ class _Rows(Generic[T]):
         def read(snapshot: Snapshot) -> list[MetricSample]:
             return [(key + values, value) for key, thing in self._things(snapshot) for values, value in samples(thing)]
 
-        labels = self._labels + labels
-        return Metric(_P + name, _type(name), about, read, labels, scope=scope or self._scope, max_series=max_series)
+        labels, scope = self._labels + labels, scope or self._scope
+        return Metric(
+            _P + name, _type(name), about, read, labels, scope=scope, max_series=max_series, since=self._since
+        )
 
 
 def _type(name: str) -> str:
@@ -122,26 +131,37 @@ def _type(name: str) -> str:
 
 _GPU_LABELS = ("uuid", "gpu")
 _gpu = _Rows("gpu", _GPU_LABELS, lambda s: (((gpu.device.uuid, gpu.device.index), gpu) for gpu in s.gpus))
-_job = _Rows("job", ("job_id",), lambda s: (((job.owner.job_id,), job) for job in s.jobs))
+_board = _Rows(
+    "gpu", _GPU_LABELS, lambda s: (((gpu.device.uuid, gpu.device.index), gpu) for gpu in s.gpus), since="driver"
+)
+_job = _Rows("job", ("job_id",), lambda s: (((job.owner.job_id,), job) for job in s.jobs), since="job")
 _training = _Rows(
-    "reporting job", ("job_id",), lambda s: (((job.owner.job_id,), job.progress) for job in s.jobs if job.progress)
+    "reporting job",
+    ("job_id",),
+    lambda s: (((job.owner.job_id,), job.progress) for job in s.jobs if job.progress),
+    since="job",
 )
 _serving = _Rows(
-    "serving job", ("job_id",), lambda s: (((job.owner.job_id,), job.service) for job in s.jobs if job.service)
+    "serving job",
+    ("job_id",),
+    lambda s: (((job.owner.job_id,), job.service) for job in s.jobs if job.service),
+    since="job",
 )
 _measured = _Rows(
-    "measured job", ("job_id",), lambda s: (((job.owner.job_id,), job.host) for job in s.jobs if job.host)
+    "measured job", ("job_id",), lambda s: (((job.owner.job_id,), job.host) for job in s.jobs if job.host), since="job"
 )
-_port = _Rows("RDMA port", ("port",), lambda s: (((state.port.name,), state) for state in s.ports))
+_port = _Rows("RDMA port", ("port",), lambda s: (((state.port.name,), state) for state in s.ports), since="driver")
 _communication = _Rows(
     "communicating job",
     ("job_id",),
     lambda s: (((job.owner.job_id,), job.communication) for job in s.jobs if job.communication),
+    since="job",
 )
 _model = _Rows("model", ("model",), lambda s: (((model.model,), model) for model in s.models))
 _account = _Rows("account", ("team", "account", "workload_namespace"), lambda s: s.account_totals)
 _node = _Rows("node", (), lambda s: (((), s),))
-_history = _Rows("node", (), lambda s: (((), s.meta.history),) if s.meta.history else ())
+_daemon = _Rows("node", (), lambda s: (((), s),), since="daemon")
+_history = _Rows("node", (), lambda s: (((), s.meta.history),) if s.meta.history else (), since="daemon")
 _reload = _Rows("node", (), lambda s: (((), s.meta.reload),) if s.meta.reload else ())
 
 
@@ -519,11 +539,11 @@ METRICS: tuple[Metric, ...] = (
     _gpu("recovery_action", _health("recovery_action"),
         "Recovery action that the driver requests, with NVML's numbers: 0 none, 1 reset the GPU, 2 reboot the node, "
         "3 drain peers, 4 drain and reset; later drivers have more."),
-    _gpu.by("ecc_errors_total", ("type",), _ecc,
+    _board.by("ecc_errors_total", ("type",), _ecc,
         "ECC memory errors since the driver was loaded: corrected and uncorrected.", max_series=2),
     _gpu("row_remap", _row_remap,
         "Row remapping: 0 none needed, 1 a remap is pending a reset, 2 a remap failed: replace the board."),
-    _gpu("nvlink_errors_total", _health("nvlink_errors"),
+    _board("nvlink_errors_total", _health("nvlink_errors"),
         "CRC, replay and recovery errors of all NVLinks since the driver was loaded."),
     _gpu("memory_used_bytes", _reading("memory_used_bytes"), "Device memory in use."),
     _gpu.by("video_engine_ratio", ("engine",), _video,
@@ -794,7 +814,7 @@ METRICS: tuple[Metric, ...] = (
         "Effective Model FLOPs Utilization of the node over the last 5 minutes."),
     _node("node_coverage_ratio", attrgetter("recent.coverage"),
         "Share of paid time that was observed, over the last 5 minutes."),
-    _node("conservation_errors_total", lambda s: s.conservation_errors,
+    _daemon("conservation_errors_total", lambda s: s.conservation_errors,
         "Times the parts of a GPU's time did not add up to its paid time. Anything but 0 is a bug: please report it."),
     _node.by("rejected_total", (*_GPU_LABELS, "reason"), _rejected,
         "Readings or fields rejected, by GPU and reason; only those that occurred. Without a GPU label: rejected "
@@ -811,18 +831,23 @@ METRICS: tuple[Metric, ...] = (
     _node("scheduler_unanswered_seconds", lambda s: s.meta.unanswered_seconds,
         "Seconds that the current request to the scheduler's controller or API server has been waiting for a "
         "response; 0 if none is pending."),
-    _node("ticks_total", lambda s: s.meta.ticks, "Sampling ticks since the start."),
-    _node("late_ticks_total", lambda s: s.meta.late_ticks, "Ticks that started more than half an interval late."),
-    _node("read_seconds_total", lambda s: s.meta.read_seconds, "Wall time spent reading the source and the scheduler."),
-    _node("core_seconds_total", lambda s: s.meta.core_seconds,
+    _daemon("ticks_total", lambda s: s.meta.ticks, "Sampling ticks since the start."),
+    _daemon("late_ticks_total", lambda s: s.meta.late_ticks, "Ticks that started more than half an interval late."),
+    _daemon("read_seconds_total", lambda s: s.meta.read_seconds,
+        "Wall time spent reading the source and the scheduler."),
+    _daemon("core_seconds_total", lambda s: s.meta.core_seconds,
         "Wall time spent turning observations into ledger entries."),
-    _node.by("workload_messages_total", ("outcome",),
+    _daemon.by("workload_messages_total", ("outcome",),
         lambda s: _pairs(s.meta.messages),
         "Training reports received, scrapes of serving engines and questions to jobs that may hang, by outcome: "
         "accepted, or why they were rejected.",
         max_series=0),  # as many as there are outcomes where jobs can report, else none
-    _node.by("errors_total", ("kind",), lambda s: _pairs(s.meta.errors),
+    _daemon.by("errors_total", ("kind",), lambda s: _pairs(s.meta.errors),
         "Unexpected errors caught by the sampling loop, by kind.", max_series=4),
+    _daemon.by("otlp_pushes_total", ("outcome",), lambda s: _pairs(s.meta.pushes),
+        "Pushes over OTLP, by outcome: accepted or failed. What a failed push had is in the next accepted one; absent "
+        "if no receiver is configured.",
+        max_series=0),  # two where a receiver is configured, else none
     _reload("config_last_reload_successful", lambda view: int(not view.refused),
         "1 if the configuration file was loaded; 0 if it was rejected: the log gives the reason, and the previous "
         "configuration stays in force."),

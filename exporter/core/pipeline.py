@@ -80,6 +80,7 @@ def advance(ledger: Ledger, observation: Observation) -> None:
 def _apply_inputs(ledger: Ledger, observation: Observation) -> list[GpuIntervals]:
     """Apply everything but the readings; return intervals that a change of MIG layout closes."""
     ledger.at, ledger.wall = observation.at, observation.wall
+    ledger.first = ledger.first or (observation.at, observation.wall)
     ledger.source = observation.source or ledger.source
     for fault in observation.faults:
         ledger.faults[fault.kind] += 1

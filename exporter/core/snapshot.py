@@ -188,6 +188,8 @@ class JobView(Struct, frozen=True):
     """Bytes, over all its GPUs."""
     start: int = 0
     """When it was allocated its first GPU on this node, Unix nanoseconds."""
+    counted_since: int = 0
+    """When its counters were 0, Unix nanoseconds; stays the same while they go on."""
     first_work: int | None = None
     """Nanoseconds from `start` to its first kernel; None: no kernel yet, or the start was not observed."""
     states: tuple[tuple[State, int], ...] = ()
@@ -306,6 +308,8 @@ class DaemonMetadata(Struct, frozen=True, kw_only=True):
     terms: Terms = Terms()
     history: HistoryStatus | None = None
     """None: no history is stored."""
+    pushes: tuple[tuple[str, int], ...] = ()
+    """Pushes over OTLP by outcome; empty: none is configured."""
     reload: ReloadStatus | None = None
     """None: the configuration file is not watched."""
 
@@ -335,6 +339,8 @@ class Snapshot(Struct, frozen=True, dict=True):
     ports: tuple[PortState, ...]
     """The node's RDMA ports that were read lately."""
     conservation_errors: int
+    counted_since: int
+    """When the counters of the ledger were 0, Unix nanoseconds; stays the same while they go on."""
     allocations_age: int | None
     """Nanoseconds since the scheduler last confirmed the allocations; None: never."""
     meta: DaemonMetadata
@@ -386,6 +392,7 @@ def take_snapshot(ledger: Ledger, meta: DaemonMetadata) -> Snapshot:
         faults=tuple(sorted(ledger.faults.items())),
         ports=tuple(current_ports(ledger.ports.values(), at)),
         conservation_errors=ledger.conservation_errors,
+        counted_since=ledger.first[1] if ledger.first else ledger.wall,
         allocations_age=None if ledger.allocations_at == NEVER else max(0, at - ledger.allocations_at),
         meta=meta,
     )
@@ -499,6 +506,7 @@ def _job(ledger: Ledger, job: Job, at: int, terms: Terms) -> JobView:
         gpus=tuple(sorted(gpu.device.uuid for gpu in holding)),
         memory_used=sum(known) if known else None,
         start=ledger.wall - (at - job.start),
+        counted_since=ledger.began(job.book.since),
         first_work=job.first_work,
         states=tuple(sorted(states.items())),
         suspected=len(spinning),

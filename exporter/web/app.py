@@ -94,6 +94,19 @@ class SnapshotProvider(Struct, frozen=True, kw_only=True):
         limit = f"{self.max_age_seconds:g} s allowed"
         return LatestSnapshot(snapshot, age, f"the newest sample is {age / SECOND:.0f} s old ({limit}): {why}")
 
+    def poll_checkpointed(self, history: HistoryReader | None) -> LatestSnapshot:
+        """As `poll`, the newest snapshot that is already checkpointed: what may leave this process as counters.
+
+        After a restart counters resume from the checkpoint. If they resumed below the values exported before,
+        Prometheus would take that for a counter reset and count the difference twice.
+        """
+        latest = self.poll()
+        if latest.snapshot is None or latest.problem or history is None:
+            return latest
+        saved = history.checkpointed_view(latest.snapshot)
+        missing = "" if saved else "no checkpoint has been saved yet: the history's disk does not respond"
+        return LatestSnapshot(saved, latest.age, missing)
+
 
 MAX_ITEMS = 5000
 """Maximum number of job records or events in one response."""
@@ -242,18 +255,12 @@ class _Endpoints:
             return _html_response(document, request, status=200 if records else 404)
 
     def metrics(self, request: Request) -> Response:
-        """Render the newest snapshot that is already checkpointed.
-
-        After a restart counters resume from the checkpoint. If they resumed below the values scraped before, Prometheus
-        would take that for a counter reset and count the difference twice.
-        """
+        """Render the newest snapshot that is already checkpointed."""
         with self._turn:
-            latest = self._provider.poll()
-            if latest.snapshot is None or latest.problem:
+            latest = self._provider.poll_checkpointed(self._history)
+            saved = latest.snapshot
+            if saved is None or latest.problem:
                 return status_response(latest.problem)
-            saved = latest.snapshot if self._history is None else self._history.checkpointed_view(latest.snapshot)
-            if saved is None:
-                return status_response("no checkpoint has been saved yet: the history's disk does not respond")
             return self._metrics_page.respond(
                 request, saved, lambda openmetrics: render(saved, openmetrics=openmetrics)
             )

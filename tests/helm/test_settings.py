@@ -183,6 +183,7 @@ SECTIONS: dict[str, dict[str, Any]] = {
     "nccl": {"enabled": False},
     "history": {"keep_days": 30},
     "gateway": {"socket": "/a"},
+    "otlp": {"endpoint": "http://a:4318/v1/metrics"},
     "receipts": {},
     "specs": {"a": {"peak_flops": 1e12}},
 }

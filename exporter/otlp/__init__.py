@@ -1,0 +1,1 @@
+"""Pushes the figures of /metrics over OTLP, with OpenTelemetry's own SDK."""
