@@ -23,6 +23,7 @@ from benchmarks.node.day import DAY_GROUP
 from benchmarks.node.history import HISTORY
 from benchmarks.node.imports import IMPORTS
 from benchmarks.node.matrix import MATRIX
+from benchmarks.node.otlp import OTLP
 from benchmarks.node.peers import SIDE_BY_SIDE
 from benchmarks.node.reporter import REPORTER
 from benchmarks.node.reports import REPORTS
@@ -41,8 +42,8 @@ from tests.fuzz.soak import SOAK
 
 PARTS: dict[str, tuple[Group, ...]] = {
     "Cost of a node": (
-        SERVE, MATRIX, SIDE_BY_SIDE, SCRAPE, SAMPLING, SCHEDULERS, ADVANCE, TICK, TEXT, REPORTER, REPORTS, HISTORY,
-        REPLAY, IMPORTS, DAY_GROUP,
+        SERVE, MATRIX, SIDE_BY_SIDE, SCRAPE, OTLP, SAMPLING, SCHEDULERS, ADVANCE, TICK, TEXT, REPORTER, REPORTS,
+        HISTORY, REPLAY, IMPORTS, DAY_GROUP,
     ),
     "Cost of a fleet": (RULES, STORM, DASHBOARDS),
     "Accuracy": (SECOND_OPINION, ESTIMATES, GAUGES),

@@ -98,7 +98,7 @@ def test_each_variable_sets_its_key_and_each_default_is_the_real_one(
     section: str, key: str, kind: str, default: str, variable: str
 ) -> None:
     known: dict[str, tuple[str, Any]] = {"currency": ("EUR", "EUR"), "collective_sm": ("0.5", 0.5)}
-    known |= {key: ("http://x:1", "http://x:1")} if key.endswith("url") else {}
+    known |= {key: ("http://x:1", "http://x:1")} if key.endswith(("url", "endpoint")) else {}
     text, value = known[key] if key in known else _other(kind, default)
     more = {"GPU_EFFICIENCY_PRIVACY_KEY_FILE": "x"} if key == "users" else {}
     path = () if section.startswith("Above") else (section,)

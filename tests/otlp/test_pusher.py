@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from exporter.cli.wiring import open_pusher
@@ -188,7 +189,7 @@ def test_a_fault_of_ours_counts_as_failed_and_the_thread_goes_on(
     ],
 )
 def test_settings_that_cannot_work_are_refused_at_the_start(settings: dict[str, str], problem: str) -> None:
-    whole = OtlpSettings(**{"endpoint": "collector:4318/v1/metrics"} | settings)
+    whole = msgspec.convert({"endpoint": "collector:4318/v1/metrics"} | settings, OtlpSettings)
     with pytest.raises(ConfigError, match=problem):
         open_pusher(whole, lambda: LatestSnapshot(None))
 
