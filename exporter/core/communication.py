@@ -132,8 +132,8 @@ class LevelTracker(Struct, eq=False):
         for minute, of_minute in sorted(by_minute.items()):
             if minute > self.minute or not self.recent:
                 self.minute = max(minute, self.minute)
-                self.recent[minute] = self._levels(policy)
-                self.stages = StageWaits()
+                self.recent[minute] = levels = self._levels(policy)
+                self.stages = StageWaits(seen_before=self.stages.seen_before or levels.bubbles != NO_BUBBLES)
             self._add_stages(of_minute, policy)
             for ev, start, end, begun, alone in of_minute:
                 if not (ev.kernel_runs or ev.video):

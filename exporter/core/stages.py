@@ -12,6 +12,8 @@ from msgspec import Struct
 _LEAST_IDLE, _LEAST_POLLING = 0.05, 0.1
 """E: share of the time that stages wait while others compute, without a kernel, or in one that polls. GPUs whose work
 differs from step to step poll for each other, too, but less."""
+_LESS = 0.5
+"""E: of a job whose stages were seen to wait in turn before, in a minute of less waiting. Its pipeline stays one."""
 _ALIKE = 0.5
 """E: each waits at least this share of the mean of all, so that none is the one that the others wait for."""
 _OTHER_KIND = 0.25
@@ -59,6 +61,8 @@ class StageWaits(Struct, eq=False, array_like=True):
     """The waiting of a job's GPUs on this node in the current minute."""
 
     gpus: dict[str, _StageSums] = {}
+    seen_before: bool = False
+    """An earlier minute showed bubbles. Last: checkpoints store fields by place."""
 
     def add(self, readings: Sequence[StageReading], ms: int) -> None:
         """Add what the job's GPUs did in the same `ms` milliseconds."""
@@ -84,9 +88,10 @@ class StageWaits(Struct, eq=False, array_like=True):
         idle, polling = sum(each.idle_meanwhile for each in sums), sum(each.polling_meanwhile for each in sums)
         if min(idle, polling) > _OTHER_KIND * max(idle, polling):
             return NO_BUBBLES
-        if idle >= max(_LEAST_IDLE * seen, polling) and _are_alike(each.idle_meanwhile / each.seen for each in sums):
+        least = _LESS * seen if self.seen_before else seen
+        if idle >= max(_LEAST_IDLE * least, polling) and _are_alike(each.idle_meanwhile / each.seen for each in sums):
             return Bubbles(idle=_middle(idle, sum(each.idle for each in sums)))
-        if polling >= max(_LEAST_POLLING * seen, idle) and _are_alike(
+        if polling >= max(_LEAST_POLLING * least, idle) and _are_alike(
             each.polling_meanwhile / each.seen for each in sums
         ):
             return Bubbles(polling=_middle(polling, sum(each.polling for each in sums)))

@@ -119,6 +119,21 @@ def test_what_is_no_pipeline(steps: Sequence[Sequence[Signals]], why: str) -> No
     assert bubbles(ledger) == NO_BUBBLES
 
 
+def test_a_pipeline_stays_one_in_minutes_of_less_waiting() -> None:
+    """As much waiting says too little of a job that was never seen to be one; half of that too little of any."""
+    little = [(COMPUTES, SPINNING), *[(COMPUTES, COMPUTES)] * 12, (SPINNING, COMPUTES)]
+    less = [(COMPUTES, SPINNING), *[(COMPUTES, COMPUTES)] * 28, (SPINNING, COMPUTES)]
+    ledger = opened()
+    train(ledger, POLLING, 0, 60)
+    train(ledger, less, 60, 60)
+    assert "pipeline_bubble" not in train(ledger, little, 120, 60)
+    restarted = again(ledger)
+    found = train(restarted, little, 180, 60)
+    assert bubbles(restarted) == Bubbles(polling=1.0)
+    assert found["pipeline_bubble"] > 0.05
+    assert "exposed_communication" not in found
+
+
 def test_a_single_gpu_has_no_neighbour_on_this_node() -> None:
     ledger = opened(gpus=1)
     train(ledger, [(RESTING,), (COMPUTES,)], 0, 60)
