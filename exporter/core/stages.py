@@ -12,8 +12,9 @@ from msgspec import Struct
 _LEAST_IDLE, _LEAST_POLLING = 0.05, 0.1
 """E: share of the time that stages wait while others compute, without a kernel, or in one that polls. GPUs whose work
 differs from step to step poll for each other, too, but less."""
-_LESS = 0.5
-"""E: of a job whose stages were seen to wait in turn before, in a minute of less waiting. Its pipeline stays one."""
+_KNOWN = 0.5
+"""E: so much less polling shows stages that were seen to wait in turn before, if so much of it is in turn again: a
+pipeline stays one. Waiting without a kernel has more causes, such as a save."""
 _ALIKE = 0.5
 """E: each waits at least this share of the mean of all, so that none is the one that the others wait for."""
 _OTHER_KIND = 0.25
@@ -88,13 +89,13 @@ class StageWaits(Struct, eq=False, array_like=True):
         idle, polling = sum(each.idle_meanwhile for each in sums), sum(each.polling_meanwhile for each in sums)
         if min(idle, polling) > _OTHER_KIND * max(idle, polling):
             return NO_BUBBLES
-        least = _LESS * seen if self.seen_before else seen
-        if idle >= max(_LEAST_IDLE * least, polling) and _are_alike(each.idle_meanwhile / each.seen for each in sums):
+        if idle >= max(_LEAST_IDLE * seen, polling) and _are_alike(each.idle_meanwhile / each.seen for each in sums):
             return Bubbles(idle=_middle(idle, sum(each.idle for each in sums)))
-        if polling >= max(_LEAST_POLLING * least, idle) and _are_alike(
-            each.polling_meanwhile / each.seen for each in sums
-        ):
-            return Bubbles(polling=_middle(polling, sum(each.polling for each in sums)))
+        whole = sum(each.polling for each in sums)
+        known = self.seen_before and polling >= _KNOWN * whole
+        least = _LEAST_POLLING * (_KNOWN if known else 1.0)
+        if polling >= max(least * seen, idle) and _are_alike(each.polling_meanwhile / each.seen for each in sums):
+            return Bubbles(polling=_middle(polling, whole))
         return NO_BUBBLES
 
 

@@ -120,15 +120,21 @@ def test_what_is_no_pipeline(steps: Sequence[Sequence[Signals]], why: str) -> No
 
 
 def test_a_pipeline_stays_one_in_minutes_of_less_waiting() -> None:
-    """As much waiting says too little of a job that was never seen to be one; half of that too little of any."""
+    """As much waiting says too little of a job that was never seen to be one; half of that too little of any.
+
+    What all wait for at once, such as a save, is no bubble of a pipeline either.
+    """
     little = [(COMPUTES, SPINNING), *[(COMPUTES, COMPUTES)] * 12, (SPINNING, COMPUTES)]
+    at_once = [(COMPUTES, SPINNING), *[(SPINNING, SPINNING)] * 3, *[(COMPUTES, COMPUTES)] * 9, (SPINNING, COMPUTES)]
     less = [(COMPUTES, SPINNING), *[(COMPUTES, COMPUTES)] * 28, (SPINNING, COMPUTES)]
     ledger = opened()
     train(ledger, POLLING, 0, 60)
     train(ledger, less, 60, 60)
-    assert "pipeline_bubble" not in train(ledger, little, 120, 60)
+    train(ledger, at_once, 120, 60)
+    assert bubbles(ledger) == NO_BUBBLES
+    assert "pipeline_bubble" not in train(ledger, little, 180, 60)
     restarted = again(ledger)
-    found = train(restarted, little, 180, 60)
+    found = train(restarted, little, 240, 60)
     assert bubbles(restarted) == Bubbles(polling=1.0)
     assert found["pipeline_bubble"] > 0.05
     assert "exposed_communication" not in found
