@@ -25,17 +25,17 @@ ANEW = (150, 245)
 FLEETS = {
     "thirty": Fleet(
         story=taught(0.6, free_ms=2 * HOUR_MS, works_ms=1_200_000, rests_ms=600_000),
-        nodes=16, gpus=8, price=2.0, length=8 * HOUR, scrape=1200, spread=True,
+        nodes=16, gpus=8, price=2.0, length=8 * HOUR, period=300, scrape=1200, spread=True,
     ),
     "carpenter": Fleet(
         story=taught(0.4, free_ms=2 * HOUR_MS, works_ms=1_200_000, rests_ms=600_000),
-        nodes=1, gpus=8, price=2.0, length=8 * HOUR,
+        nodes=1, gpus=8, price=2.0, length=8 * HOUR, period=300,
     ),
     "ruled": Fleet(
         story=taught(0.6, free_ms=2 * HOUR_MS, works_ms=1_200_000, rests_ms=600_000),
         nodes=2, gpus=2, price=2.0, length=8 * HOUR, scrape=60,
     ),
-    "tidal": Fleet(story=tidal(10), nodes=5, gpus=20, price=2.0, length=10 * HOUR),
+    "tidal": Fleet(story=tidal(10), nodes=5, gpus=20, price=2.0, length=10 * HOUR, period=300),
     "trained": Fleet(
         story=trained(0.4, tells=True), nodes=16, gpus=8, price=2.5, length=8 * HOUR, scrape=1200, spread=True
     ),

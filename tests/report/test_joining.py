@@ -85,7 +85,8 @@ def test_parts_are_those_of_all_ledgers_to_the_nanosecond(
 @pytest.mark.slow
 @pytest.mark.parametrize("scenario", sorted(LEAK_SCENARIOS))
 def test_each_of_the_twelve_leaks_is_told_as_it_was_booked(scenario: str) -> None:
-    story = simulate(scenario, seed=1, period_seconds=5, duration_seconds=600, stories=LEAK_SCENARIOS, gpus=8)
+    gpus = LEAK_SCENARIOS[scenario].min_gpus
+    story = simulate(scenario, seed=1, period_seconds=5, duration_seconds=600, stories=LEAK_SCENARIOS, gpus=gpus)
     played = play(story.observations, cuts=[250])
     for job, books in played.books.items():
         found = join_records(played.statements, job_id=job, at=LATER)
