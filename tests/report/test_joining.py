@@ -26,6 +26,7 @@ from exporter.simulate.simulation import simulate
 from tests.report.lives import Past, play
 from tests.report.stated import BEGIN, HOUR, owner, sample, serves, stated, trained
 from tests.scenarios.stage import SIZES
+from tests.scenarios.twelve import EXPECTED
 
 LATER = BEGIN + 1e6
 
@@ -85,7 +86,8 @@ def test_parts_are_those_of_all_ledgers_to_the_nanosecond(
 @pytest.mark.slow
 @pytest.mark.parametrize("scenario", sorted(LEAK_SCENARIOS))
 def test_each_of_the_twelve_leaks_is_told_as_it_was_booked(scenario: str) -> None:
-    gpus = LEAK_SCENARIOS[scenario].min_gpus
+    row = EXPECTED[scenario.removesuffix("_twin")]
+    gpus = row.twin_gpus if scenario.endswith("_twin") else row.gpus
     story = simulate(scenario, seed=1, period_seconds=5, duration_seconds=600, stories=LEAK_SCENARIOS, gpus=gpus)
     played = play(story.observations, cuts=[250])
     for job, books in played.books.items():
