@@ -29,13 +29,13 @@ from exporter.core.leak_guide import LITERATURE
 
 EXPECTED_FROM, EXPECTED_TO = "at least expected", "at most expected"
 CHOSEN, WATCHED = "The leak chosen at the top: ${leak:text}", "What to watch of the leak chosen at the top"
-_NOTES = ("What it is", "Role that acts", "Do first", "Watch", "Seen by", "Expect", "Drawn after", "Runbook")
+_NOTES = ("Role that acts", "Do first", "Watch", "Seen by", "Expect", "Drawn after", "Runbook")
 
 
 def rows(side: Side) -> tuple[Row, Row]:
     """What one reads of any leak first, and a folded row with its curves."""
     return (
-        Row(CHOSEN, (_over_time(side), note(side), jobs(side, width=24, height=8))),
+        Row(CHOSEN, (_over_time(side), jobs(side), note(side))),
         Row(WATCHED, tuple(_watched(side)), folded=True),
     )
 
@@ -51,7 +51,7 @@ def _over_time(side: Side) -> Panel:
         shows=f"Hours of 100 that {side.jobs} held, of the leak chosen at the top. Dashed: the range to expect (an"
         " engineering estimate).",
         bad="above the range for hours",
-        do="what the note beside it says first",
+        do="what the note below says first",
         queries=(
             Query(chosen_shares(side), legend="{{leak}}"),
             Query(chosen_bound(side, lambda expected: expected.low), legend=EXPECTED_FROM),
@@ -59,8 +59,8 @@ def _over_time(side: Side) -> Panel:
         ),
         unit="none",
         width=10,
-        height=10,
-        empty="no data: see what it needs, beside",
+        height=9,
+        empty="no data: see below what it is seen by",
     )
 
 
@@ -73,23 +73,24 @@ def note(side: Side) -> Panel:
         title="Whose it is, what to do",
         kind=Table(
             (
-                Column(of="what", title="The leak chosen", width=120),
+                Column(of="what", title="The leak chosen", width=170, texts=words.LEAK_NAMES),
                 Column(of="said", title="Note", texts=written, wrapped=True),
             )
         ),
         shows="What the leak chosen at the top is, who acts, and which signal it needs.",
         bad="a loss above the range to expect",
         do="what stands beside Do first",
-        queries=(Query(chosen_note("said", _NOTES)),),
+        queries=(Query(chosen_note("said", side, _NOTES)),),
         unit="none",
-        width=14,
-        height=10,
+        width=24,
+        height=12,
     )
 
 
 def _said(loss: Loss, side: Side) -> Iterator[tuple[str, str]]:
     low, high = loss.expected.low, loss.expected.high
-    yield "What it is", "; ".join(f"{words.LEAK_NAMES[leak.name]}: {leak.description}" for leak in booked(loss))
+    for leak in booked(loss):
+        yield leak.name, leak.description
     yield "Role that acts", loss.team
     yield "Do first", loss.fix
     yield "Watch", loss.watch
@@ -99,7 +100,7 @@ def _said(loss: Loss, side: Side) -> Iterator[tuple[str, str]]:
     yield "Runbook", f"docs/runbooks/{loss.runbook}.md" if loss.runbook else "none"
 
 
-def jobs(side: Side, *, width: int, height: int) -> Panel:
+def jobs(side: Side) -> Panel:
     """The jobs that lose most now to the leak that is chosen at the top."""
     worst = f"topk(10, {by_job(side)})"
     return Panel(
@@ -108,15 +109,15 @@ def jobs(side: Side, *, width: int, height: int) -> Panel:
         shows="Money an hour that each loses now to the leak chosen at the top, and which share of its time that is."
         " A leak that only a report or an engine tells of has no jobs while none speaks.",
         bad="a job far above the others",
-        do="click on the job; what to do first about the leak is in the note above",
+        do="click on the job; what to do first about the leak is in the note below",
         queries=(
             Query(f"{worst} * on (cluster, job_id) group_left (name, user, workload_namespace) {at(INFO)}"),
             Query(f"sum by (cluster, job_id) ({at(SHARE, CHOSEN_LEAK)}) and on (cluster, job_id) {worst}"),
         ),
-        width=width,
-        height=height,
+        width=14,
+        height=9,
         number=JOBS,
-        empty="no job loses any now, or none is heard: see the note above",
+        empty="no job loses any now, or none is heard: see the note below",
         fills="memory_bound_decode" if side.name == "inference" else "memory_bound",
     )
 

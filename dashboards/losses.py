@@ -236,11 +236,18 @@ def chosen_bound(side: Side, bound: Callable[[ExpectedLoss], float]) -> str:
     return " or ".join(if_chosen(loss, f"vector({bound(loss.expected):g})") for loss in losses(side))
 
 
-def chosen_note(label: str, parts: Iterable[str]) -> str:
-    """A line of each part of its note, with `part:rows` under that label, for which a cell has the text."""
+def chosen_note(label: str, side: Side, parts: Iterable[str]) -> str:
+    """A line of each row of LEAKS that books the chosen loss, and of each part of its note.
+
+    Under that label is `part:rows of the loss`, for which a cell has the text.
+    """
+    booking = " or ".join(
+        if_chosen(loss, f'label_replace(vector(0.{number}), "what", "{row}", "", "")')
+        for loss in losses(side)
+        for number, row in enumerate(loss.rows)
+    )
     lines = " or ".join(
         f'label_replace(vector({number}), "what", "{part}", "", "")' for number, part in enumerate(parts, 1)
     )
-    return (
-        f'sort(label_join(label_replace({lines}, "chosen", "${{leak:raw}}", "", ""), "{label}", ":", "what", "chosen"))'
-    )
+    every = f'{booking} or label_replace({lines}, "chosen", "${{leak:raw}}", "", "")'
+    return f'sort(label_join({every}, "{label}", ":", "what", "chosen"))'

@@ -21,7 +21,9 @@ _CELL = 58
 
 def rows(kind: Table, queries: int) -> Built:
     """A table of what so many queries have in common."""
-    built = table.Panel().show_header(True).cell_height(common.TableCellHeight.SM)
+    tall = any(column.wrapped for column in kind.columns)
+    height = common.TableCellHeight.MD if tall else common.TableCellHeight.SM
+    built = table.Panel().show_header(True).cell_height(height)
     names = [_name(column.of, queries) for column in kind.columns]
     for transformation in _arranged(names, queries):
         built = built.with_transformation(transformation)
