@@ -86,7 +86,8 @@ collected: .venv/.installed
 	@mkdir -p .cache
 	@$(BIN)/pytest -q --collect-only -n 0 > .cache/collected || { tail -n 30 .cache/collected; exit 1; }
 
-installed: .venv/.installed .venv/dcgm-bindings/.fetched .venv/training/.installed .venv/site/.installed slurm-trees image-parts
+installed: .venv/.installed .venv/dcgm-bindings/.fetched .venv/training/.installed .venv/site/.installed .venv/release/.installed slurm-trees \
+  image-parts
 
 # Slurm 24.11 and 26.05, each in a tree of its Debian; tests that need one are skipped, and say so, where it cannot be had.
 slurm-trees: .venv/.installed
@@ -120,7 +121,7 @@ skips: .venv/.installed
 packages:
 	@.ci/packages prometheus prometheus-alertmanager python3-torch gcc libc6-dev openssl shellcheck runc mmdebstrap \
 	  munge slurmctld slurmd slurm-client slurm-wlm-basic-plugins slurmrestd slurmdbd \
-	  mariadb-server-core curl systemd victoria-metrics chromium
+	  mariadb-server-core curl systemd victoria-metrics chromium python3-apt
 
 mutants: .venv/.installed .venv/dcgm-bindings/.fetched ## whether tests notice deliberate breaks: ten minutes, after `make packages`
 	$(BIN)/python -m tests.mutants.run
@@ -248,7 +249,7 @@ clean: ## remove all that the other targets made
 	  --target .venv/dcgm-bindings/dist -r requirements.bindings.lock; then touch $@; \
 	else echo "NVIDIA's DCGM bindings could not be fetched: the tests that need them will be skipped." >&2; fi
 
-# Checks of .github, for `make workflows` alone.
+# Checks of .github, for `make workflows` alone; Ansible, for the test of its example, is beside zizmor.
 .cache/actionlint-$(ACTIONLINT)/actionlint:
 	GOBIN=$(CURDIR)/$(@D) go install github.com/rhysd/actionlint/cmd/actionlint@$(ACTIONLINT)
 

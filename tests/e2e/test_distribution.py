@@ -42,6 +42,7 @@ NAME = f"gpu_efficiency_exporter-{__version__}"
 INFO, DATA = f"{NAME}.dist-info", f"{NAME}.data/data/share/gpu-efficiency"
 MAN_PAGE = f"{NAME}.data/data/share/man/man1/gpu-efficiency.1"
 EPOCH = 1_700_000_000
+ANSIBLE, EXAMPLE = ROOT / ".venv/release", ROOT / "examples/ansible"
 NAME_OF_LIST = f"{NAME}/gpu_efficiency_exporter.egg-info/SOURCES.txt"
 """It also names what setuptools itself added to the source distribution that it was made from."""
 MADE_HERE = shutil.ignore_patterns(
@@ -396,7 +397,10 @@ class Packaged(Node):
         self.world()
         self.drop_in("stand-in", f"[Service]\nEnvironment=NVML_STUB_SCRIPT={WORLD}\n")
         machine.path("/usr/sbin/policy-rc.d").unlink(missing_ok=True)  # a container's refusal to start services
-        machine.run("dpkg", "--force-unsafe-io", "--install", "/srv/package.deb")
+        self.install()
+
+    def install(self) -> None:
+        self.machine.run("dpkg", "--force-unsafe-io", "--install", "/srv/package.deb")
 
     def upgrade(self) -> None:
         """Do what dpkg does after it has unpacked the next version."""
@@ -437,3 +441,53 @@ def test_the_package_starts_the_daemon_restarts_it_and_takes_it_away(package: Pa
         assert found.split() == [drop_in]
     finally:
         machine.__exit__()
+
+
+class Played(Packaged):
+    """A machine on which Ansible's playbook installs the package, over a connection to itself."""
+
+    def install(self) -> None:
+        (packages,) = ANSIBLE.glob("lib/python*/site-packages")
+        shutil.copytree(packages, self.machine.path("/opt/ansible"))
+        shutil.copytree(EXAMPLE, self.machine.path("/srv/ansible"))
+        self.machine.run("systemctl", "start", "systemd-tmpfiles-setup.service")  # it empties /tmp, once
+        self.machine.path("/srv/nodes").write_text("[gpu_nodes]\nlocalhost ansible_connection=local\n")
+        self.play()
+
+    def play(self) -> str:
+        """Run the playbook; return what it printed."""
+        words = ["sh", "-c", 'cd /; exec python3 -m ansible playbook "$@"', "sh"]
+        words += ["--inventory", "/srv/nodes", "/srv/ansible/nodes.yaml"]
+        words += ["--extra-vars", "deb=/srv/package.deb", "--extra-vars", "ansible_python_interpreter=/usr/bin/python3"]
+        env = {"PYTHONPATH": "/opt/ansible", "HOME": "/root", "ANSIBLE_BECOME_METHOD": "su", "ANSIBLE_NOCOLOR": "1"}
+        return self.machine.run(*words, **env)
+
+
+def test_the_playbook_installs_configures_and_changes_nothing_the_second_time(package: Path, tmp_path: Path) -> None:
+    if not (ANSIBLE / ".installed").exists():
+        pytest.skip("needs Ansible")
+    try:
+        machine = Machine(tmp_path).__enter__()
+    except MachineError as err:
+        pytest.skip(f"{MISSING}: {err}")
+    try:
+        node = Played(machine, package)
+        page = node.until(lambda page: page.total("seconds_total", leak="useful"), "useful time")
+        assert page.by("currency", "price_per_gpu_hour") == {"USD": 5.0}  # both of held
+        assert machine.path(f"/{deb.CONFIG}").read_text() == (EXAMPLE / "config.toml").read_text()
+        assert machine.run("stat", "-c", "%a %U:%G", f"/{deb.CONFIG}") == "640 root:gpu-efficiency\n"
+        before = node.pid()
+        recap = node.play()
+        assert re.search(r"changed=0 +unreachable=0 +failed=0 ", recap), recap
+        assert node.pid() == before
+    finally:
+        machine.__exit__()
+
+
+def test_the_example_of_an_inventory_has_200_nodes_for_the_playbook() -> None:
+    if not (ANSIBLE / ".installed").exists():
+        pytest.skip("needs Ansible")
+    words = [ANSIBLE / "bin/ansible-playbook", "--inventory", EXAMPLE / "inventory.ini", EXAMPLE / "nodes.yaml"]
+    done = subprocess.run([*words, "--list-hosts"], capture_output=True, text=True, check=True)
+    assert "hosts (200):\n" in done.stdout
+    assert "gpu200.example" in done.stdout
