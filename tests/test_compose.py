@@ -73,7 +73,7 @@ def test_images_are_pinned_and_ours_is_built_once_and_asked_of_no_registry() -> 
     assert [name for name, s in SERVICES.items() if "build" in s] == ["gpu-node-00"]
     assert all("gpu-node-00" in s["depends_on"] for name, s in ours.items() if name != "gpu-node-00")
     others = [s["image"] for name, s in SERVICES.items() if name not in ours]
-    assert all(re.fullmatch(r"[\w/]+:v?\d+\.\d+\.\d+", image) for image in others)
+    assert all(re.fullmatch(r"[\w/]+:v?\d+\.\d+\.\d+(@sha256:[0-9a-f]{64})?", image) for image in others)
 
 
 @pytest.mark.parametrize("name", SERVICES)

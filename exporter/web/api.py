@@ -486,6 +486,8 @@ class AccountsOut(Struct, frozen=True, kw_only=True):
     """Number of GPUs and MIG instances in each state."""
     prices: dict[str, float] = {}
     """Price of these GPUs per hour while allocated, by currency; empty: no price is configured."""
+    grams_co2_per_kwh: float | None = None
+    """Carbon intensity of the hour; null: not known."""
     ports: list[PortOut] = []
     last_5_minutes: AccountOut = AccountOut()
     last_hour: AccountOut = AccountOut()
@@ -684,6 +686,7 @@ def accounts_out(snapshot: Snapshot, age: int) -> AccountsOut:
         gpus=sum(gpu.device.weight for gpu in snapshot.gpus) / PPM,
         states={state.value: found[state] for state in State},
         prices=_hourly_prices(priced),
+        grams_co2_per_kwh=snapshot.meta.terms.carbon.at(snapshot.wall / SECOND),
         ports=[_port_out(state) for state in snapshot.ports],
         last_5_minutes=AccountOut(window=node.last_5_minutes, money=_window_money(priced, "short")),
         last_hour=AccountOut(window=node.last_hour, money=_window_money(priced, "hour")),

@@ -521,11 +521,13 @@ def _account_values(data: PageData) -> dict[str, Any]:
     accounts, hour = data.accounts, data.accounts.last_hour.window
     span = hour.seconds / _count_boards(data.gpus.gpus)
     share = sum(hour.leaks[name] for name in _LEAK_BY_NAME) / hour.seconds if hour.seconds else 0.0
-    start = accounts.since_start
+    start, intensity = accounts.since_start, accounts.grams_co2_per_kwh or 0.0
+    by_the_hour = accounts.grams_co2_per_kwh is not None and start.co2_grams is None
     energy_money = _sum_money(start.energy_money, LEAK_NAMES)
     return {
         "accounts": accounts,
         "energy": _describe_energy(start.energy_joules or {}, energy_money, start.co2_grams),
+        "intensity": f"{_co2(intensity)} per{NO_BREAK_SPACE}kWh" if by_the_hour else "",
         "when": "hour" if span >= HOUR - 60 else _duration(span),
         "lost_gpus": share * accounts.gpus,
         "lost_hourly": _lost_hourly(accounts),

@@ -346,6 +346,7 @@ def test_energy_has_its_price_and_its_carbon_on_the_page_and_in_the_api_and_none
     with site(snapshot=priced) as client:
         page, of_job = words(client.get("/").text), words(client.get("/jobs/4711").text)
     assert "Energy since the start: 20 Wh for CHF 0.10, 22 % useful, 8 g of CO2." in page
+    assert "In this hour" not in page
     assert "energy 10 Wh for CHF 0.05, 45 % useful, 4 g of CO2" in of_job
     with site() as client:
         assert "Energy since the start: 20 Wh, 22 % useful." in words(client.get("/").text)
@@ -353,6 +354,16 @@ def test_energy_has_its_price_and_its_carbon_on_the_page_and_in_the_api_and_none
     assert account(NODE).since_start.energy_money == {}
     (job,) = jobs_out(NODE, 0).jobs
     assert (job.energy_money, job.co2_grams, account(NODE).since_start.co2_grams) == ({}, None, None)
+
+
+def test_the_page_and_the_api_have_the_carbon_intensity_of_the_hour_where_it_differs_by_the_hour() -> None:
+    hour = int(NODE.wall / 1e9) // 3600
+    carbon = CarbonIntensity(400.0, hours=(hour - 1, hour), grams=(90.0, 41.5))
+    hourly = world((gpu(0), gpu(1)), meta=replace(META, terms=Terms(carbon=carbon)))
+    assert (account(hourly).grams_co2_per_kwh, account(hourly).since_start.co2_grams) == (41.5, None)
+    assert account(NODE).grams_co2_per_kwh is None
+    with site(snapshot=hourly) as client:
+        assert "22 % useful. In this hour: 42 g of CO2 per kWh." in words(client.get("/").text)
 
 
 def test_where_only_allocated_time_costs_the_money_of_a_window_is_not_guessed() -> None:
