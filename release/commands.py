@@ -17,7 +17,7 @@ from release import installed
 from release.build import ReleaseError
 from release.installed import ENVIRONMENT, PATIENCE
 
-EXTRAS = ("", "kubernetes", "top", "kubernetes,top")
+EXTRAS = ("", "kubernetes", "otlp", "top", "kubernetes,otlp,top")
 """Sets of extras for those who run the exporter; `dev` and `image` are for those who build it."""
 _NOBODY = "http://127.0.0.1:9"
 _SETTINGS = f"""[reports]

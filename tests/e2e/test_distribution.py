@@ -487,7 +487,7 @@ def test_the_playbook_installs_configures_and_changes_nothing_the_second_time(pa
 def test_the_example_of_an_inventory_has_200_nodes_for_the_playbook() -> None:
     if not (ANSIBLE / ".installed").exists():
         pytest.skip("needs Ansible")
-    words = [ANSIBLE / "bin/ansible-playbook", "--inventory", EXAMPLE / "inventory.ini", EXAMPLE / "nodes.yaml"]
+    words = f"{ANSIBLE}/bin/ansible-playbook", "--inventory", f"{EXAMPLE}/inventory.ini", f"{EXAMPLE}/nodes.yaml"
     done = subprocess.run([*words, "--list-hosts"], capture_output=True, text=True, check=True)
     assert "hosts (200):\n" in done.stdout
     assert "gpu200.example" in done.stdout
