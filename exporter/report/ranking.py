@@ -18,6 +18,7 @@ from exporter.report.text import (
     layer_product,
     more_note,
     plural,
+    simulated_suffix,
 )
 
 _MIN_GPUS = 0.05
@@ -168,7 +169,7 @@ def sparkline(values: Sequence[float | None], *, most: float = 1.0) -> str:
 
 
 def _summary_title(summary: UsageSummary) -> str:
-    return f"{summary.about[:1].upper()}{summary.about[1:]}{' (SIMULATED)' if summary.simulated else ''}"
+    return f"{summary.about[:1].upper()}{summary.about[1:]}{simulated_suffix(summary)}"
 
 
 def _summary_facts(summary: UsageSummary) -> Iterator[str]:

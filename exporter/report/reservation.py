@@ -121,6 +121,8 @@ class ReservationAdvice(Struct, frozen=True, kw_only=True):
     job_sizes: tuple[JobSizeUse, ...]
     queued: float | None
     """Mean number of GPUs that pending jobs requested; None if no `gpu-efficiency cluster` is scraped."""
+    simulated: bool = False
+    """Whether any node of these clusters was simulated in that time."""
     notes: tuple[str, ...] = ()
     """Warnings of the Prometheus."""
 
@@ -162,6 +164,7 @@ def _queries(matchers: str) -> dict[str, tuple[str, tuple[str, ...]]]:
         "cost": (f"sum by (model, held, currency) ({cost})", ("model", "held", "currency")),
         "jobs": (_job_size_query(f"job:gpu_efficiency_gpus{{{matchers}}}"), ("size",)),
         "queued": (f"sum(cluster:gpu_efficiency_queued:gpus{{{matchers}}})", ()),
+        "simulated": (f"sum(cluster:gpu_efficiency_simulated:nodes{{{matchers}}}) > 0", ()),
     }
 
 
@@ -257,6 +260,7 @@ def advise_reservation(
         types=tuple(_advise_type(used, model, calendar, reserved, on_demand) for model in models),
         job_sizes=tuple(_job_size(used, size, calendar) for size in JOB_SIZES),
         queued=sum(queued) / len(queued) if used.tracks["queued"] else None,
+        simulated=bool(used.tracks["simulated"]),
     )
 
 

@@ -7,7 +7,7 @@ from itertools import groupby
 from exporter.formatting import NO_VALUE, format_amount, format_percent, format_time
 from exporter.report.ranking import amount_text, gpu_count
 from exporter.report.reservation import DAYS, GpuTypeAdvice, JobSizeUse, Reservation, ReservationAdvice, WeekHours
-from exporter.report.text import ReportTable, TableRow, plural
+from exporter.report.text import ReportTable, TableRow, plural, simulated_suffix
 
 _TABLE_STEPS = 8
 """Rows of the table of costs, about; --json has all numbers."""
@@ -24,7 +24,8 @@ def advice_tables(advice: ReservationAdvice) -> Iterator[ReportTable]:
     known = "" if advice.known > 1 - 1e-9 else f", of which {format_percent(advice.known)} is stored"
     weeks = plural(advice.weeks, "week")
     span = f"{format_time(advice.start)} to {format_time(advice.end)}, {weeks}{known}"
-    yield ReportTable(title="How many GPUs to reserve", prose=(span, f"hours of the week: {advice.timezone}"))
+    title = f"How many GPUs to reserve{simulated_suffix(advice)}"
+    yield ReportTable(title=title, prose=(span, f"hours of the week: {advice.timezone}"))
     for gpu_type in advice.types:
         yield from _type_tables(gpu_type, advice)
     if any(size.gpu_hours for size in advice.job_sizes):

@@ -5,6 +5,7 @@ A value that is not known has no row.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from textwrap import wrap
+from typing import Protocol
 
 from msgspec import UNSET, Struct, UnsetType
 
@@ -201,8 +202,9 @@ def comparison_tables(comparison: ReportComparison) -> Iterator[ReportTable]:
     """Yield all tables of a comparison in order."""
     reports = comparison.first, comparison.second
     head = ("", *(f"job {report.who.shown_id}" for report in reports))
+    title = f"Two jobs{simulated_suffix(*reports)}"
     yield ReportTable(
-        title="Two jobs", head=head, rows=tuple(_comparison_rows(comparison)), prose=tuple(_scaling_lines(comparison))
+        title=title, head=head, rows=tuple(_comparison_rows(comparison)), prose=tuple(_scaling_lines(comparison))
     )
     rows = tuple(
         (leak.name, format_percent(leak.first), format_percent(leak.second), f"{100 * leak.change:+.1f}")
@@ -225,7 +227,7 @@ def _report_title(report: JobReport) -> str:
     name = f' "{identity.name}"' if identity.name else ""
     user = f" of {identity.user}" if identity.user else ""
     where = f" in {identity.cluster}" if identity.cluster else ""
-    return f"Job {identity.shown_id}{name}{user}{where}{_simulated_suffix(report)}"
+    return f"Job {identity.shown_id}{name}{user}{where}{simulated_suffix(report)}"
 
 
 def _report_facts(report: JobReport) -> Iterator[str]:
@@ -633,7 +635,8 @@ def render_line(report: JobReport) -> str:
     observed = "" if _fully_observed(report) else f"; {format_percent(report.coverage)} of it observed"
     nodes = f"; {len(report.nodes)} of {report.expected_nodes} nodes" if _nodes_missing(report) else ""
     return printable(
-        f"job {report.who.shown_id}: {format_percent(report.layers.product)} useful ({layer_product(report.layers)}) of"
+        f"job {report.who.shown_id}{simulated_suffix(report)}:"
+        f" {format_percent(report.layers.product)} useful ({layer_product(report.layers)}) of"
         f" {report.gpu_hours:,.2f} GPU-hours on {plural(report.gpus, 'GPU')} in {format_duration(report.when.seconds)}"
         f"{worst}{money}{observed}{nodes}"
     )
@@ -655,7 +658,7 @@ def _short_lines(report: JobReport) -> Iterator[str]:
     user = f" of {identity.user}" if identity.user else ""
     yield (
         f"GPU efficiency of job {identity.shown_id}{user}: {format_duration(report.when.seconds)} {state}"
-        f"{_simulated_suffix(report)}"
+        f"{simulated_suffix(report)}"
     )
     if report.hang is not UNSET:
         yield f"  {hang_title(report)}, on {plural(sum(node.gpus for node in report.hang.nodes), 'GPU')}"
@@ -678,8 +681,14 @@ def _short_lines(report: JobReport) -> Iterator[str]:
         yield f"  {format_percent(report.coverage)} of the time was observed{nodes}"
 
 
-def _simulated_suffix(report: JobReport) -> str:
-    return " (SIMULATED)" if report.simulated else ""
+class _MaybeSimulated(Protocol):
+    @property
+    def simulated(self) -> bool: ...
+
+
+def simulated_suffix(*results: _MaybeSimulated) -> str:
+    """Return the mark of what no hardware measured, if any of these is such."""
+    return " (SIMULATED)" if any(result.simulated for result in results) else ""
 
 
 def _fully_observed(report: JobReport) -> bool:

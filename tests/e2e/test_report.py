@@ -473,4 +473,4 @@ def test_the_epilog_asks_a_prometheus_with_the_real_command(url: str, tmp_path: 
     node.settings |= {"command": f"{report}", "flags": f"--prometheus {url} --at {NOW}", "wait": "1"}
     node.environ |= {"SLURM_JOB_ID": "41", "RECORDS": "41|41|", "PYTHONPATH": f"{ROOT}"}
     assert node.write() == ""
-    assert node.comment().startswith("gpu-efficiency: job 41: 45.0 % useful (GAU 95.0 % x ECTR 71.0 % x eMFU 66.7 %)")
+    assert node.comment().startswith("gpu-efficiency: job 41 (SIMULATED): 45.0 % useful (GAU 95.0 % x ECTR 71.0 %")

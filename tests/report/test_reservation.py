@@ -10,6 +10,7 @@ from pathlib import Path
 from zoneinfo import ZoneInfo
 
 import pytest
+from msgspec.structs import replace
 
 from exporter.cli import main
 from exporter.report.model import ReportError
@@ -55,7 +56,7 @@ def used(weeks: int, allocated: Sequence[float], *, paid: float = 16.0, price: f
             "working": {(H100,): {at: value / 2 for at, value in zip(at, allocated, strict=True)}},
             "cost": {(H100, "true", currency): held, (H100, "false", currency): unheld},
             "jobs": {("8",): dict(zip(at, allocated, strict=True))},
-            "queued": {},
+            "queued": {}, "simulated": {},
         },
     )  # fmt: skip
 
@@ -132,6 +133,14 @@ def test_the_page_shows_what_is_printed() -> None:
     (shown,) = re.findall(r"```text\n(NVIDIA H100 80GB HBM3\n  paid for.*?)```", page, re.DOTALL)
     text = printed(advised(used(2, [office(at) for at in times(2)])))
     assert [line for line in shown.splitlines() if line not in {"...", *text.splitlines()}] == []
+
+
+def test_advice_from_simulated_nodes_is_marked() -> None:
+    measured = used(1, [4.0 for _ in times(1)])
+    simulated = replace(measured, tracks={**measured.tracks, "simulated": {(): {measured.times[0]: 3.0}}})
+    assert printed(advised(simulated)).startswith("How many GPUs to reserve (SIMULATED)\n")
+    assert (advised(simulated).simulated, advised(measured).simulated) == (True, False)
+    assert "SIMULATED" not in printed(advised(measured))
 
 
 def test_hours_of_the_week_are_those_of_the_time_zone() -> None:

@@ -2,8 +2,9 @@
 
 from msgspec.structs import replace
 
+from exporter.report.analysis import compare_reports
 from exporter.report.model import FailureCost, JobIdentity, NodeShare
-from exporter.report.text import WIDTH, render_line, render_short
+from exporter.report.text import WIDTH, comparison_tables, render_line, render_short, render_text
 from tests.report.answers import part, receipt
 
 MOST_LINES = 8
@@ -78,3 +79,12 @@ def test_a_job_of_which_nothing_was_seen() -> None:
     )  # fmt: skip
     assert render_line(nothing).startswith("job 7: - useful (GAU - x")
     assert "lost most" not in render_short(nothing)
+
+
+def test_no_line_and_no_comparison_of_what_was_simulated_looks_measured() -> None:
+    simulated = receipt(simulated=True)
+    assert render_line(simulated).startswith("job 7 (SIMULATED): ")
+    assert "SIMULATED" not in render_line(receipt())
+    for found in (compare_reports(simulated, receipt()), compare_reports(receipt(), simulated)):
+        assert render_text(comparison_tables(found)).startswith("Two jobs (SIMULATED)\n")
+    assert render_text(comparison_tables(compare_reports(receipt(), receipt()))).startswith("Two jobs\n")
