@@ -116,7 +116,7 @@ class Pusher:
 
     def _run(self) -> None:
         """Push until stopped. The first wait is a random part of the interval, or a fleet would push at once."""
-        wait = random.uniform(0, self._interval)  # noqa: S311  # nosec B311  no secret
+        wait = random.uniform(0, self._interval)  # noqa: S311  # nosec B311
         while not self._stop.wait(wait):
             self.push()
             wait = self._interval
