@@ -105,10 +105,11 @@ def starts(push: Push) -> dict[str, set[int]]:
 def test_a_counter_begins_when_it_was_0_and_a_restart_of_the_daemon_changes_that_of_its_own_alone() -> None:
     before = node()
     was = take_snapshot(before, META)
+    # The clock of the wall is corrected before the restart and after it.
+    advance(before, dated(seen(4, reading(3, 4)), drift=SECOND))
     after = Ledger()
     load_ledger(after, dump_ledger(before))
-    # Both clocks may have been corrected meanwhile: the later observation is of another difference between them.
-    advance(after, dated(seen(9, reading(3, 9), devices=(device(),)), drift=2 * SECOND))
+    advance(after, dated(seen(9, reading(4, 9), devices=(device(),)), drift=3 * SECOND))
     now = take_snapshot(after, replace(META, started=META.started + 100))
     old, new, since = starts(pushed(was)), starts(pushed(now)), {metric.name: metric.since for metric in METRICS}
     assert set(since.values()) == set(COUNTED_SINCE)
