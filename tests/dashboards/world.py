@@ -38,8 +38,6 @@ END = 1_767_873_600.0
 """Thursday, 2026-01-08 12:00 UTC."""
 STARVED = 3
 """The node of the fleet that waits for its input for seconds at a time: it is read more often."""
-LONGEST = 36_000
-"""Seconds of the longest story."""
 SHOWN = 12_600
 """Seconds of the fleet's nodes; before that there is its history."""
 HISTORY = 8 * 86_400
@@ -108,7 +106,8 @@ def world(
             past.write(pages("fleet", start=began, end=end))
         wanted = told or (story for story in stories() if clusters is None or story.cluster in clusters)
         nodes = _played(tuple(wanted), end=end, url=past.url)
-        past.record(rules(), start=end - LONGEST, end=end, since={"fleet": began})
+        first = min(node.moments[0].at for node in nodes)
+        past.record(rules(), start=first, end=end, since={"fleet": began})
         yield World(past, end, _by_cluster(nodes, end))
 
 
