@@ -69,13 +69,10 @@ def hang(
 ROWS: Mapping[str, tuple[Expected, ...]] = {
     "fleet": (
         *(
-            moves(panel, share(which, MINUTES))
-            for which, panel in {
-                "product": "Useful share",
-                "ectr": "x Computing",
-                "emfu": "x Useful FLOPs",
-            }.items()
+            moves("GAU x ECTR x eMFU = useful", share(which, MINUTES), letter=letter)
+            for letter, which in (("B", "ectr"), ("C", "emfu"), ("D", "product"))
         ),
+        moves("What we get", lambda played: 100 * share("product", MINUTES)(played)),
         *(
             moves("Useful and its factors, without rules", share(which, MINUTES), letter=letter)
             for letter, which in (("A", "product"), ("C", "ectr"), ("D", "emfu"))
