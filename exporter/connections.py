@@ -4,6 +4,7 @@ Used by every server of this daemon. Has no sockets and no clock: the caller pas
 """
 
 from collections.abc import Callable, Collection, Hashable, Mapping
+from functools import lru_cache
 from heapq import nlargest
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from math import inf
@@ -97,6 +98,7 @@ class AddressBuckets(Struct, eq=False):
         return bucket
 
 
+@lru_cache(1024)
 def client_network(address: str) -> str:
     """Key by which a client is rate-limited: its IPv4 address, or the /64 network of its IPv6 address."""
     known = plain_address(address)
