@@ -92,7 +92,10 @@ def _wrapped_hang(job: JobOut, node: PolledNode, view: TopView, width: int, *, w
         f"Hung since {time_of_day(hang.since)} ({short_duration(lasts)}){whose}: {describe_hang(hang)}."
         f" {hang_advice(hang)} {hang_cost(hang.seconds / HOUR, hang.unconfirmed_seconds / HOUR)}."
     )
-    return [styled_line((f" {line}", HUNG)) for line in wrap(text, max(_MIN_FIX_WIDTH, width - _INDENT))]
+    return [
+        styled_line((f" {line}", HUNG))
+        for line in wrap(text, max(_MIN_FIX_WIDTH, width - _INDENT), break_on_hyphens=False)
+    ]
 
 
 def _single_node_lines(node: PolledNode, view: TopView, window: str, width: int) -> list[StyledLine]:
