@@ -199,6 +199,7 @@ workflows: .cache/actionlint-$(ACTIONLINT)/actionlint .venv/release/.installed #
 
 release: workflows dist image-parts ## dry run of a release: workflows, all artefacts, the image that the tests build, the Debian package in a clean Debian
 	$(BIN)/pytest -q -n 2 --dist loadfile tests/e2e/test_image.py tests/e2e/test_image_content.py tests/e2e/test_distribution.py
+	$(BIN)/python -m tests.image.twice
 
 version: .venv/.installed ## begin a release: make version VERSION=1.2.0
 	$(BIN)/python -m release.version $(VERSION)
