@@ -197,7 +197,7 @@ workflows: .cache/actionlint-$(ACTIONLINT)/actionlint .venv/release/.installed #
 	$<
 	.venv/release/bin/zizmor --offline --quiet --pedantic .github
 
-release: workflows dist image-parts ## dry run of a release: workflows, all artefacts, the image that the tests build, the Debian package in a clean Debian
+release: workflows dist image-parts .venv/dcgm-bindings/.fetched ## dry run of a release: workflows, all artefacts, the image that the tests build, the Debian package in a clean Debian
 	$(BIN)/pytest -q -n 2 --dist loadfile tests/e2e/test_image.py tests/e2e/test_image_content.py tests/e2e/test_distribution.py
 	$(BIN)/python -m tests.image.twice
 
