@@ -42,6 +42,10 @@ MISSING_SIGNALS: Mapping[str, tuple[str, ...]] = {
 """By source or limited variant of one: fields of a Reading or a Health that it does not report for a whole board."""
 
 
+_PUSH_OUTCOMES = 2
+"""Accepted and failed. The module that counts them needs OpenTelemetry's SDK."""
+
+
 class FleetSize(Struct, frozen=True, kw_only=True):
     """The size of a fleet. Numbers are of the whole fleet at one moment, unless they say "per node"."""
 
@@ -101,6 +105,8 @@ class FleetSize(Struct, frozen=True, kw_only=True):
     source: str = "dcgm"
     listening: bool = True
     """Jobs can report: reports.socket is not empty."""
+    pushing: bool = False
+    """The daemons push over OTLP."""
 
     @property
     def devices(self) -> int:
@@ -238,6 +244,8 @@ def _metric_series(metric: Metric, fleet: FleetSize, *, calm: bool) -> float:
         ) + more
     if metric.name == "gpu_efficiency_workload_messages_total":
         return float(fleet.nodes * len(OUTCOMES) * fleet.listening)
+    if metric.name == "gpu_efficiency_otlp_pushes_total":
+        return float(fleet.nodes * _PUSH_OUTCOMES * fleet.pushing)
     if calm and metric.scope == "node":
         return float(fleet.nodes * series_counts(fleet.source).node.get(metric.name, 0))
     # Metrics of a job on one GPU appear late, and only if its GPU is too large for it; most jobs use the tensor cores.

@@ -365,6 +365,7 @@ def test_every_metric_s_most_is_known() -> None:
         pod_labels=1,
         mig_boards=1,
         mig_instances=7,
+        pushing=True,
     )
     assert {metric.name for metric in METRICS} <= scraped_series(busy).keys()
     assert set(SCENARIOS) > {"demo"}
