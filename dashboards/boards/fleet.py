@@ -44,7 +44,7 @@ _THE_TEAM = to("chargeback", "The team's board", team=BILLED)
 _NO_SCRAPE = "nothing seen yet"
 
 
-_JUDGED = {"gau": "GAU allocated", "ectr": "x ECTR computing", "emfu": "x eMFU FLOPs"}
+_JUDGED = {"gau": "GAU working", "ectr": "x ECTR computing", "emfu": "x eMFU FLOPs"}
 
 
 def _product() -> tuple[Query, ...]:
@@ -97,7 +97,7 @@ _ANSWER = Row(
             empty=_NO_SCRAPE,
         ),
         Panel(
-            title="What it costs",
+            title="Cost at the rate of the time shown",
             kind=Figure(named=True),
             shows="A month of 730 hours at the mean rate of the time shown: what all leaks together take, and what the"
             " GPUs cost, silent nodes included. Without a price table it is GPU-hours.",

@@ -132,11 +132,11 @@ ROWS = (
         worth=lambda played: of_a_hundred("memory_bound", 600)(played) / 100 * gpus(played) * PRICE * 10,
     ),
     Expected(
-        panel="What it costs", scenario="fleet", minutes=60, letter="B", where={"currency": "USD"},
+        panel="Cost at the rate of the time shown", scenario="fleet", minutes=60, letter="B", where={"currency": "USD"},
         worth=lambda played: gpus(played) * PRICE * MONTH,
     ),
     Expected(
-        panel="What it costs", scenario="fleet", minutes=60, where={"currency": "USD"},
+        panel="Cost at the rate of the time shown", scenario="fleet", minutes=60, where={"currency": "USD"},
         worth=lambda played: lost(60)(played) * gpus(played) * PRICE * MONTH,
     ),
     Expected(
