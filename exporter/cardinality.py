@@ -242,10 +242,12 @@ def _metric_series(metric: Metric, fleet: FleetSize, *, calm: bool) -> float:
         return (fleet.node_jobs + fleet.lingering) * _series_of_one(
             metric, series_counts(fleet.source).job, calm=calm
         ) + more
-    if metric.name == "gpu_efficiency_workload_messages_total":
-        return float(fleet.nodes * len(OUTCOMES) * fleet.listening)
-    if metric.name == "gpu_efficiency_otlp_pushes_total":
-        return float(fleet.nodes * _PUSH_OUTCOMES * fleet.pushing)
+    by_outcome = {
+        "gpu_efficiency_workload_messages_total": len(OUTCOMES) * fleet.listening,
+        "gpu_efficiency_otlp_pushes_total": _PUSH_OUTCOMES * fleet.pushing,
+    }
+    if metric.name in by_outcome:
+        return float(fleet.nodes * by_outcome[metric.name])
     if calm and metric.scope == "node":
         return float(fleet.nodes * series_counts(fleet.source).node.get(metric.name, 0))
     # Metrics of a job on one GPU appear late, and only if its GPU is too large for it; most jobs use the tensor cores.
