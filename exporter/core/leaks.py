@@ -20,7 +20,7 @@ from exporter.core.pipes import TENSOR as TENSOR_PIPE
 from exporter.core.pipes import pipe_activity
 from exporter.core.policy import Policy
 from exporter.core.serving import ServingShares
-from exporter.core.timers import BEGINNING, LAUNCHES, NO_SIGNS, RESTARTED, SAVING, STARVED, STEADY, has_gaps
+from exporter.core.timers import BEGINNING, LAUNCHES, NO_SIGNS, PEER_SAVES, RESTARTED, SAVING, STARVED, STEADY, has_gaps
 from exporter.core.workload import (
     BUBBLE,
     CHECKPOINT,
@@ -145,8 +145,8 @@ class Span(Struct, gc=False):
 
 
 def detect_checkpoint(span: Span, left: int) -> int:
-    """The reported phase; else all waiting since state began to be copied to the host (E)."""
-    saving = SAVING in span.signs and not span.spinning
+    """The reported phase; else all waiting since state began to be copied to the host, by it or by a peer (E)."""
+    saving = PEER_SAVES in span.signs or (SAVING in span.signs and not span.spinning)
     return min(span.waiting(left), span.reported(CHECKPOINT, left if saving else 0))
 
 

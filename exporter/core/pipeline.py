@@ -6,7 +6,6 @@ job's culprit depends on the job's other GPUs. Unobserved time is represented by
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import pairwise
 from operator import attrgetter
 
 from msgspec.structs import replace
@@ -24,7 +23,6 @@ from exporter.core.model import (
     MS,
     NEVER,
     PPM,
-    UNKNOWN_JOB,
     Allocation,
     Device,
     Observation,
@@ -32,24 +30,21 @@ from exporter.core.model import (
     Reading,
     State,
 )
+from exporter.core.peers import GpuIntervals, beside_saves, group_of, times_of_hangs, times_of_saves, with_culprits
 from exporter.core.pipes import NONE, TENSOR, pools_of
 from exporter.core.policy import Policy
 from exporter.core.reports import apply_collectives, apply_host_usage, apply_reports, apply_serving
 from exporter.core.states import StateInterval, classify, skip_unobserved, split_at_changes, update_activity
-from exporter.core.timers import BEGINNING, saves
+from exporter.core.timers import BEGINNING
 from exporter.core.workload import (
     MODEL,
     REPEATED,
     WorkloadCredit,
 )
 
-GpuIntervals = tuple[Gpu, Evidence, list[StateInterval]]
-"""A GPU, the evidence of one reading, and the reading's state intervals."""
 Activity = tuple[frozenset[str], frozenset[str]]
 """UUIDs of the GPUs that spin, and of those that work, in the readings of one observation."""
 _NO_ACTIVITY: Activity = frozenset(), frozenset()
-Hangs = dict[tuple[str, str], list[tuple[int, int]]]
-"""Job ID and group -> intervals in which any of its GPUs was hung."""
 _HARMLESS_FAULTS = frozenset({
     "controller_silent", "engine_failed", "host_unread", "listening_failed", "processes_unseen", "reports_failed",
     "scheduler_failed", "scheduler_refused", "unknown_model",
@@ -66,11 +61,13 @@ def advance(ledger: Ledger, observation: Observation) -> None:
     evaluated = [(gpu, _evaluate_reading(ledger, gpu, reading)) for gpu, reading in _timeline(ledger, observation)]
     activity = _activity_of(evaluated)
     gpu_intervals += [(gpu, ev, _split_reading(ledger, gpu, ev, activity)) for gpu, ev in evaluated]
-    hangs = _hangs(gpu_intervals)
+    hangs, saves = times_of_hangs(gpu_intervals), times_of_saves(gpu_intervals)
+    if saves:
+        gpu_intervals = [(gpu, ev, list(beside_saves(ev, intervals, saves))) for gpu, ev, intervals in gpu_intervals]
     _measure_levels(ledger, gpu_intervals)
     for gpu, ev, parts in gpu_intervals:
         intervals = _joined(ledger, parts)
-        _post(ledger, gpu, ev, _with_culprits(gpu, intervals, ev, hangs) if hangs else intervals)
+        _post(ledger, gpu, ev, with_culprits(gpu, ev, intervals, hangs) if hangs else intervals)
     for gpu in ledger.gpus.values():
         if not conserved(gpu.book):
             ledger.conservation_errors += 1
@@ -346,54 +343,11 @@ def _gpus_between(ledger: Ledger, holder: Allocation, start: int, end: int) -> l
         ledger.gpus[uuid]
         for uuid, allocations in ledger.allocations.items()
         if uuid in ledger.gpus and ledger.gpus[uuid].listed and any(
-            _group_of(allocation) == _group_of(holder) and allocation.start < end
+            group_of(allocation) == group_of(holder) and allocation.start < end
             and (allocation.end is None or allocation.end > start)
             for allocation in allocations
         )
     ]  # fmt: skip
-
-
-def _group_of(allocation: Allocation) -> tuple[str, str]:
-    """Which GPUs it works together with: those of the same job and group."""
-    return allocation.owner.job_id, allocation.group
-
-
-def _hung_groups(ev: Evidence, interval: StateInterval) -> Iterator[tuple[str, str]]:
-    """The holders to which the state hung applies; not the unknown job, which may be several that do not wait."""
-    holders = interval.last_known or interval.holders
-    jobs = jobs_that_compute(ev, holders) - {UNKNOWN_JOB} if interval.hung else frozenset()
-    return (_group_of(allocation) for allocation in holders if allocation.owner.job_id in jobs)
-
-
-def _hangs(gpu_intervals: Iterable[GpuIntervals]) -> Hangs:
-    hangs: Hangs = {}
-    for _, ev, intervals in gpu_intervals:
-        for interval in intervals:
-            for group in _hung_groups(ev, interval):
-                hangs.setdefault(group, []).append((interval.start, interval.end))
-    return hangs
-
-
-def _with_culprits(gpu: Gpu, intervals: Iterable[StateInterval], ev: Evidence, hangs: Hangs) -> Iterator[StateInterval]:
-    """Mark an idle GPU as culprit while another of its job or group is hung, splitting its intervals at those times.
-
-    A GPU that copies its state to the host is exempt: the others wait for a checkpoint.
-    """
-    saving = saves(ev, gpu.criteria.policy)
-    for interval in intervals:
-        hung = [
-            (allocation.owner.job_id, *bounds)
-            for allocation in interval.last_known or interval.holders
-            for bounds in hangs.get(_group_of(allocation), ())
-        ]
-        if ev.distrust or ev.kernel_runs or saving or not hung:
-            yield interval
-            continue
-        inside = sorted({t for _, *bounds in hung for t in bounds if interval.start < t < interval.end})
-        edges = [interval.start, *inside, interval.end]
-        for a, b in pairwise(edges):
-            culprits = frozenset(job_id for job_id, start, end in hung if start <= a and b <= end)
-            yield replace(interval, start=a, end=b, culprits=culprits)
 
 
 def _post(ledger: Ledger, gpu: Gpu, ev: Evidence, intervals: Iterable[StateInterval]) -> None:

@@ -22,12 +22,12 @@ _STILL_MINUTES, _GROWTH = 3, 1.01
 """E: a job that holds memory, of which no more than a hundredth is new, and loads nothing for so many minutes waits for
 something else than its start-up."""
 BEGINNING, RESTARTED, SAVING, STARVED, STEADY = "beginning", "restarted", "saving", "starved", "even"
-LAUNCHES = "launches"
+LAUNCHES, PEER_SAVES = "launches", "peer_saves"
 """Indicators that a single reading cannot show: the owner has not worked yet; its processes are others than those that
 worked; it copied state to the host and has not worked since; in the last full minute, more data came
 from the host than went to it, and kernels that fill the SMs used it; in the last full minute, engine activity was
-even; and for a part of it, it was evenly partial, with kernels that leave SMs idle: they wait for the CPU that
-launches them."""
+even; for a part of it, it was evenly partial, with kernels that leave SMs idle: they wait for the CPU that launches
+them; and it waits while another GPU of the job, which is saving, copied state to the host."""
 NO_SIGNS: frozenset[str] = frozenset()
 _LAUNCHES_SHARE, _LAUNCHES_SPREAD, _TENSOR_WORK = 0.1, 0.12, 1_000 * PPM
 """E: share of a minute that must be so, how much engine activity may vary in it, and a second of tensor work at the

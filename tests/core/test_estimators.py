@@ -32,6 +32,7 @@ from tests.worlds import JOB, RESTING, SPINNING, WORKING, S, device, first, held
 
 Signals = dict[str, Any]
 SERVER = Owner("web", workload_class="serving")
+OTHER = replace(JOB, job_id="other")
 
 
 class Node:
@@ -551,12 +552,51 @@ def test_from_a_copy_to_the_host_until_kernels_run_the_wait_is_for_a_save() -> N
     assert lost(early, "checkpoint") == 0.0, "it has not worked yet"
 
 
+COPIES = RESTING | {"pcie_tx_bytes_per_second": 5e9}
+
+
+@pytest.mark.parametrize("waits", [SPINNING, RESTING])
+def test_who_waits_while_a_peer_saves_waits_for_the_save(waits: Signals) -> None:
+    """20 s of copies and 40 s of writing; then all wait for something else."""
+    node = Node(3)
+    node.go(20, COPIES, waits, WORKING)
+    node.go(40, RESTING, waits, WORKING)
+    node.go(10, WORKING, WORKING, WORKING)
+    node.go(50, RESTING, waits, WORKING)
+    assert [lost(node.ledger, "checkpoint", uuid) for uuid in node.uuids] == [60.0, 60.0, 0.0]
+
+
+def test_only_the_part_of_a_reading_in_which_a_peer_saves_is_for_the_save() -> None:
+    """From 60 to 70 s one saves; the other's reading is from 65 to 75 s."""
+    node = Node()
+    rows = (reading(60, 70, COPIES), reading(60, 65, WORKING, "GPU-1"), reading(65, 75, SPINNING, "GPU-1"))
+    advance(node.ledger, seen(75, *rows, reading(70, 75, WORKING)))
+    assert lost(node.ledger, "checkpoint", "GPU-1") == 5.0
+
+
+@pytest.mark.parametrize("case", ["another job", "another group", "shared", "who saves is shared"])
+def test_who_waits_for_something_else_while_one_saves_does_not_wait_for_the_save(case: str) -> None:
+    saver, waiter = (held(uuid, gpus=2) for uuid in ("GPU-0", "GPU-1"))
+    if case == "another job":
+        waiter = replace(waiter, owner=OTHER)
+    if case == "another group":
+        waiter = replace(waiter, group="1")
+    beside = {"shared": [held("GPU-1", OTHER)], "who saves is shared": [held("GPU-0", OTHER)]}.get(case, [])
+    ledger = Ledger()
+    advance(ledger, first([device("GPU-0"), device("GPU-1", "1")], (saver, waiter, *beside)))
+    for at, signals in enumerate([WORKING] * 6 + [COPIES] * 6):
+        rest = WORKING if at < 6 else SPINNING
+        rows = (reading(at * 10, at * 10 + 10, signals), reading(at * 10, at * 10 + 10, rest, "GPU-1"))
+        advance(ledger, seen(at * 10 + 10, *rows))
+    assert lost(ledger, "checkpoint") == 60.0
+    assert lost(ledger, "checkpoint", "GPU-1") == 0.0
+
+
 def test_copies_of_a_job_without_kernels_are_no_saves() -> None:
     """A cache that network cards read: no kernel has kept the GPU busy, so there is no state to save."""
-    copies = RESTING | {"pcie_tx_bytes_per_second": 5e9}
-    ledger = story([(300, copies), (60, RESTING), (60, copies)])
+    ledger = story([(300, COPIES), (60, RESTING), (60, COPIES)])
     assert lost(ledger, "checkpoint") == 0.0
-    after = story([(60, WORKING), (60, copies)])
+    after = story([(60, WORKING), (60, COPIES)])
     assert lost(after, "checkpoint") == 60.0
 
 

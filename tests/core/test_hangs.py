@@ -6,6 +6,7 @@ from msgspec.structs import replace
 from exporter.core.hangs import Hang, HungGpu, current_hang, describe_hang, hang_advice, hang_cost
 from exporter.core.ledger import Ledger
 from exporter.core.model import HangFinding
+from exporter.core.snapshot import DaemonMetadata, take_snapshot
 from tests.core.test_crash_loop import crashing
 from tests.core.test_states import story
 from tests.worlds import JOB, SPINNING, WORKING, S
@@ -28,6 +29,12 @@ def test_a_hang_begins_with_the_spin_and_not_with_its_confirmation() -> None:
     assert (found.since, found.count, found.seconds, found.unconfirmed_seconds) == (999_000.0, 1, 1000.0, 600.0)
     assert [(gpu.gpu, gpu.spins, gpu.since) for gpu in found.gpus] == [("0", True, 999_000.0)]
     assert hang_of(story([(60, WORKING), (1000, SPINNING), (60, WORKING)])) is None
+
+
+def test_the_page_knows_since_when_each_gpu_hangs() -> None:
+    snapshot = take_snapshot(story([(60, WORKING), (1000, SPINNING)]), DaemonMetadata())
+    assert snapshot.hung_since == {"0": 60.0}
+    assert take_snapshot(story([(60, WORKING)]), DaemonMetadata()).hung_since == {}
 
 
 def test_a_missing_reading_confirms_no_hang_anew() -> None:

@@ -25,7 +25,7 @@ from exporter.core.ledger import Ledger
 from exporter.core.model import PPM, SECOND, State
 from exporter.core.pipeline import advance
 from exporter.core.policy import Policy
-from exporter.core.timers import BEGINNING, NO_SIGNS, RESTARTED, SAVING, STARVED, STEADY
+from exporter.core.timers import BEGINNING, NO_SIGNS, PEER_SAVES, RESTARTED, SAVING, STARVED, STEADY
 from exporter.core.workload import CHECKPOINT, DATA, MODEL, RESTORE, STARTUP, WorkloadCredit
 from tests.worlds import H100, RESTING, SPINNING, WORKING, device, first, held, reading, seen
 
@@ -152,6 +152,7 @@ def test_a_checkpoint_needs_its_sign() -> None:
     assert poured(RESTING, signs=saving) == {"checkpoint": 1.0}
     assert poured(RESTING) == {"unattributed_stall": 1.0}
     assert poured(SPINNING, signs=saving, gpus=2) == {"exposed_communication": 1.0}, "it waits for a peer"
+    assert poured(SPINNING, signs=frozenset({PEER_SAVES}), gpus=2) == {"checkpoint": 1.0}
 
 
 def test_a_stall_for_want_of_data_needs_its_sign() -> None:
