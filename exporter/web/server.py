@@ -62,7 +62,7 @@ class ConnectionLimits(Struct, frozen=True):
     """New connections of an address that is served regularly, and requests of it, before it is one of the crowd: a
     scraper needs no more."""
     crowd_burst: float = 10
-    crowd_per_second: float = 10
+    crowd_per_second: float = 20
     """New connections of the crowd, which is all addresses that are not served regularly and all that ask for more than
     a scraper, while another is served regularly; and their requests, of which those above wait. Their handshakes and
     responses leave time for a scraper's."""
