@@ -18,8 +18,8 @@ from exporter.cli.wiring import (
     config_file_argument,
     configure,
     fail,
+    headers_of_file,
     on_sighup,
-    parse_headers,
     read_config,
     reload_in_background,
     setting_arguments,
@@ -124,9 +124,9 @@ class _Nodes:
     def _credentials(self) -> tuple[dict[str, str], ssl.SSLContext]:
         """Read the headers and the authority anew, which may be replaced at any time. Raises ConfigError."""
         settings = self._settings
-        lines = [f"@{settings.header_file}"] if settings.header_file else []
         ca_file = Path(settings.ca_file) if settings.ca_file else None
-        return parse_headers(lines, key="gateway.header_file"), tls_context(ca_file, key="gateway.ca_file")
+        headers = headers_of_file(settings.header_file, key="gateway.header_file")
+        return headers, tls_context(ca_file, key="gateway.ca_file")
 
     def fetch(self, wanted: JobRecordQuery, user: str) -> FoundRecords:
         """Return what the nodes have of the user's jobs. Raises GatewayError."""

@@ -138,6 +138,11 @@ def parse_headers(given: Iterable[str], *, key: str = "--header") -> dict[str, s
     return found
 
 
+def headers_of_file(path: str, *, key: str) -> dict[str, str]:
+    """Read the header lines of the file that the setting `key` names; empty: none. Raises ConfigError."""
+    return parse_headers([f"@{path}"] if path else [], key=key)
+
+
 def ca_file_argument(command: argparse.ArgumentParser, about: str) -> None:
     """Add --ca-file; `about`: whose certificates it is for."""
     command.add_argument(
@@ -333,8 +338,7 @@ def open_pusher(settings: OtlpSettings, scraped: "Callable[[], LatestSnapshot]")
         ) from err
 
     def headers() -> dict[str, str]:
-        lines = [f"@{settings.headers_file}"] if settings.headers_file else []
-        return parse_headers(lines, key="otlp.headers_file")
+        return headers_of_file(settings.headers_file, key="otlp.headers_file")
 
     def snapshot() -> "Snapshot | None":
         latest = scraped()
@@ -347,7 +351,6 @@ def open_pusher(settings: OtlpSettings, scraped: "Callable[[], LatestSnapshot]")
 def _check_receiver(settings: OtlpSettings, *, secret: bool) -> None:
     """Raise ConfigError if metrics cannot be pushed to the endpoint, or not safely."""
     from exporter.connections import is_loopback  # noqa: PLC0415  only servers import it
-    from exporter.tls import client_context  # noqa: PLC0415  only servers import it
 
     url = urlsplit(settings.endpoint)
     if url.scheme not in ("http", "https") or not url.hostname:
@@ -356,10 +359,8 @@ def _check_receiver(settings: OtlpSettings, *, secret: bool) -> None:
         raise ConfigError(
             f"otlp.endpoint: {settings.endpoint!r} is not https: all on the way could read otlp.headers_file"
         )
-    try:
-        client_context(settings.ca_file or None)
-    except OSError as err:
-        raise ConfigError(f"otlp.ca_file: {settings.ca_file}: no certificate can be read of it: {err}") from err
+    if settings.ca_file:
+        tls_context(Path(settings.ca_file), key="otlp.ca_file")
 
 
 def serve_app(
