@@ -34,7 +34,7 @@ from tests.image.ours import wheels
 from tests.nvml_stub.build import LIBRARY
 from tests.nvml_stub.build import build as nvml
 from tests.systemd.installed import CLUSTER, UNIT, WORLD, Node
-from tests.systemd.machine import MISSING, Machine, MachineError, have
+from tests.systemd.machine import Machine, have, started
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.e2e
@@ -412,11 +412,7 @@ class Packaged(Node):
 
 
 def test_the_package_starts_the_daemon_restarts_it_and_takes_it_away(package: Path, tmp_path: Path) -> None:
-    try:
-        machine = Machine(tmp_path).__enter__()
-    except MachineError as err:
-        pytest.skip(f"{MISSING}: {err}")
-    try:
+    with started(tmp_path) as machine:
         node = Packaged(machine, package)
         page = node.until(lambda page: page.total("seconds_total", leak="useful"), "useful time")
         assert page.by("source", "source_info") == {"nvml": 1}
@@ -439,8 +435,6 @@ def test_the_package_starts_the_daemon_restarts_it_and_takes_it_away(package: Pa
         drop_in = "/etc/systemd/system/gpu-efficiency.service.d"  # this test's own
         found = machine.run("find", "/etc", "/opt", "/run", "/var", "-xdev", "-name", "*gpu-efficiency*")
         assert found.split() == [drop_in]
-    finally:
-        machine.__exit__()
 
 
 class Played(Packaged):
@@ -466,11 +460,7 @@ class Played(Packaged):
 def test_the_playbook_installs_configures_and_changes_nothing_the_second_time(package: Path, tmp_path: Path) -> None:
     if not (ANSIBLE / ".installed").exists():
         pytest.skip("needs Ansible")
-    try:
-        machine = Machine(tmp_path).__enter__()
-    except MachineError as err:
-        pytest.skip(f"{MISSING}: {err}")
-    try:
+    with started(tmp_path) as machine:
         node = Played(machine, package)
         page = node.until(lambda page: page.total("seconds_total", leak="useful"), "useful time")
         assert page.by("currency", "price_per_gpu_hour") == {"USD": 5.0}  # both of held
@@ -480,8 +470,6 @@ def test_the_playbook_installs_configures_and_changes_nothing_the_second_time(pa
         recap = node.play()
         assert re.search(r"changed=0 +unreachable=0 +failed=0 ", recap), recap
         assert node.pid() == before
-    finally:
-        machine.__exit__()
 
 
 def test_the_example_of_an_inventory_has_200_nodes_for_the_playbook() -> None:

@@ -13,7 +13,7 @@ import pytest
 from tests.e2e.running import Page
 from tests.systemd.bounds import CHANGES, GRANTED, REFUSED
 from tests.systemd.installed import CLUSTER, CONFIG, GATEWAY, UNIT, Node, blocks, wheel
-from tests.systemd.machine import MISSING, Machine, MachineError
+from tests.systemd.machine import started
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.e2e
@@ -26,14 +26,8 @@ JOBS = 1 << 19 | 1 << 2
 @pytest.fixture(name="fresh", scope="module")
 def _fresh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
     folder = tmp_path_factory.mktemp("machine")
-    try:
-        machine = Machine(folder).__enter__()
-    except MachineError as err:
-        pytest.skip(f"{MISSING}: {err}")
-    try:
+    with started(folder) as machine:
         yield Node(machine, wheel(folder))
-    finally:
-        machine.__exit__()
 
 
 @pytest.fixture(name="node")

@@ -14,8 +14,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
+
+import pytest
 
 from tests.waiting import PATIENCE, wait_for
 
@@ -179,3 +183,16 @@ def have(machine: Machine, library: Path) -> None:
     shutil.copy(library, machine.path("/usr/lib") / library.name)
     machine.path("/etc/ld.so.conf.d/python.conf").write_text(f"{PYTHON}/lib\n")
     machine.run("ldconfig")
+
+
+@contextmanager
+def started(folder: Path) -> Iterator[Machine]:
+    """A machine while the block runs; the test is skipped where none can run."""
+    try:
+        machine = Machine(folder).__enter__()
+    except MachineError as err:
+        pytest.skip(f"{MISSING}: {err}")
+    try:
+        yield machine
+    finally:
+        machine.__exit__()
