@@ -5,7 +5,6 @@ import logging
 import pwd
 import socket
 import ssl
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -13,13 +12,13 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from exporter.cli.wiring import (
-    SWITCH_SECONDS,
     ConfigReloader,
     config_file_argument,
     configure,
     fail,
     headers_of_file,
     on_sighup,
+    prepare_to_serve,
     read_config,
     reload_in_background,
     setting_arguments,
@@ -58,7 +57,7 @@ def gateway(args: argparse.Namespace) -> int:
     identity = Identity(
         proxy_uid=_proxy_uid(settings.proxy_user), header=settings.user_header, exported=mask.user if mask else str
     )
-    sys.setswitchinterval(SWITCH_SECONDS)
+    prepare_to_serve()
     try:
         with (
             on_sighup(reloader),

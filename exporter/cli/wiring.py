@@ -5,6 +5,7 @@ and then stayed the same for one poll; an invalid configuration is rejected, and
 """
 
 import argparse
+import gc
 import logging
 import math
 import os
@@ -66,9 +67,19 @@ FAILED, USAGE, NO_SOURCE = 1, 2, 3
 """Exit statuses."""
 JOIN_SECONDS = 2.0
 """Timeout for the end of a sampling or polling thread."""
-SWITCH_SECONDS = 0.0005
+_SWITCH_SECONDS = 0.0005
 """Time after which a computing thread must let another run, a tenth of Python's default: the web server waits for a
 turn at each step of a handshake and a response while others parse what engines, logs and jobs send."""
+
+
+def prepare_to_serve() -> None:
+    """Let no thread keep the web server waiting for long: neither by computing nor by a garbage collection.
+
+    A full collection stops all threads, for 50 to 100 ms while it looks at every module, too; those stay to the end.
+    """
+    sys.setswitchinterval(_SWITCH_SECONDS)
+    gc.collect()
+    gc.freeze()
 
 
 def fail(error: object) -> int:
@@ -391,7 +402,7 @@ def serve_app(
         begin()
 
     open_page = config.web.open_page
-    sys.setswitchinterval(SWITCH_SECONDS)
+    prepare_to_serve()
     try:
         run(app, host=host, port=port, page=page, watcher=web_config, open_page=open_page, on_listening=on_listening)
     except WebListenError as err:

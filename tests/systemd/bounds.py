@@ -8,6 +8,7 @@ GRANTED = {
     "see another's control group",
     "see another's command",
     "see another's sockets",
+    "give way to others",
     "speak TCP",
     "speak to a unix socket",
 }

@@ -89,6 +89,7 @@ def tries(other: str) -> dict[str, Callable[[], object]]:
         "mount": lambda: call("mount", b"none", b"/tmp", b"tmpfs", 0, None),
         "be real time": lambda: os.sched_setscheduler(0, SCHED_FIFO, os.sched_param(1)),
         "be nicer to itself": lambda: os.nice(-1),
+        "give way to others": lambda: os.nice(1),
         "speak TCP": lambda: connect(socket.AF_INET, socket.SOCK_STREAM),
         "speak to a unix socket": lambda: connect(socket.AF_UNIX, socket.SOCK_SEQPACKET),
         "speak netlink": lambda: connect(socket.AF_NETLINK, socket.SOCK_RAW),

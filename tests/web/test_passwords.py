@@ -1,6 +1,8 @@
 """Tests passwords: verification, the cache, and rate limits on guesses."""
 
 import asyncio
+import os
+import threading
 from base64 import b64encode
 from types import SimpleNamespace
 
@@ -94,6 +96,18 @@ def test_a_right_word_is_remembered_and_a_wrong_one_is_not(looked_at: list[bytes
 def test_the_next_version_of_the_file_remembers_nothing(looked_at: list[bytes]) -> None:
     assert ask(PasswordChecker(HASHES), ("ada", b"right")) == ["yes"] == ask(PasswordChecker(HASHES), ("ada", b"right"))
     assert len(looked_at) == 2
+
+
+def test_hashing_gives_way_to_scrapes_on_the_same_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    priorities: list[int] = []
+
+    def hashed(_word: bytes, _known: bytes) -> bool:
+        priorities.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+        return True
+
+    monkeypatch.setattr(module, "_matches", hashed)
+    assert ask(PasswordChecker(HASHES), ("ada", b"right"), ("eve", b"right")) == ["yes", "yes"]
+    assert priorities == [min(os.getpriority(os.PRIO_PROCESS, 0) + 10, 19)] * 2
 
 
 def test_one_s_word_is_not_another_s() -> None:
