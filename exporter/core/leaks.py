@@ -20,7 +20,7 @@ from exporter.core.pipes import TENSOR as TENSOR_PIPE
 from exporter.core.pipes import pipe_activity
 from exporter.core.policy import Policy
 from exporter.core.serving import ServingShares
-from exporter.core.timers import BEGINNING, LAUNCHES, NO_SIGNS, PEER_SAVES, RESTARTED, SAVING, STARVED, STEADY, has_gaps
+from exporter.core.timers import BEGINNING, LAUNCHES, NO_SIGNS, RESTARTED, SAVING, STARVED, STEADY, has_gaps
 from exporter.core.workload import (
     BUBBLE,
     CHECKPOINT,
@@ -59,6 +59,8 @@ class Span(Struct, gc=False):
     gpus: int = 1
     restarts: int = 0
     signs: frozenset[str] = NO_SIGNS
+    peers_save: int = 0
+    """The part of it in which other GPUs of the job save, ppm of the interval."""
     serves: bool = False
     """The owner is a server: without a kernel it waits for requests."""
     share: int = PPM
@@ -81,7 +83,7 @@ class Span(Struct, gc=False):
     """The most that it may be, as far as no levels are measured: idle SMs between the two are named neither
     communication nor small kernels."""
     polled: int = 0
-    """The part of `communication` in which a stage of a pipeline waits for its neighbour, ppm."""
+    """The part of `communication` in which a peer saves or a stage of a pipeline waits for its neighbour, ppm."""
     exposed: Estimate | None = None
     """The estimate of communication, where it was booked."""
     pipe: str = TENSOR_PIPE
@@ -145,9 +147,15 @@ class Span(Struct, gc=False):
 
 
 def detect_checkpoint(span: Span, left: int) -> int:
-    """The reported phase; else all waiting since state began to be copied to the host, by it or by a peer (E)."""
-    saving = PEER_SAVES in span.signs or (SAVING in span.signs and not span.spinning)
-    return min(span.waiting(left), span.reported(CHECKPOINT, left if saving else 0))
+    """The reported phase; else all waiting since it began to copy state to the host, or while a peer does (E)."""
+    waiting, beside = span.waiting(left), span.peers_save * span.whole // PPM
+    saving = waiting if SAVING in span.signs else min(waiting, beside)
+    if span.credit is not None and CHECKPOINT in span.credit.known:
+        return min(waiting, span.reported(CHECKPOINT, saving))
+    if beside and not span.spinning and span.gpus > 1:
+        rest = beside if SAVING in span.signs else beside - saving
+        span.polled = min(rest, span.pools[SLACK], span.owned(estimate_of(span).value))
+    return saving + span.polled
 
 
 def detect_exposed_communication(span: Span, left: int) -> int:
@@ -198,8 +206,9 @@ def detect_pipeline_bubble(span: Span, left: int) -> int:
     idle, polls = min(span.without_kernel(left), span.pools[WAIT] * share), 0.0
     if bubbles.polling:
         slack = span.pools[SLACK]
-        polls = (slack if span.spinning else min(slack, span.owned(estimate_of(span).value))) * bubbles.polling
-        span.polled = int(polls)
+        polls = slack if span.spinning else min(slack, span.owned(estimate_of(span).value))
+        polls = (polls - span.polled) * bubbles.polling
+        span.polled += int(polls)
     return min(left, int(idle + polls))
 
 

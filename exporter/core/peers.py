@@ -5,20 +5,35 @@ Takes the intervals of one observation. Sees the GPUs of one node; does not judg
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from exporter.core.evidence import SPIN, Evidence
 from exporter.core.holders import jobs_that_compute
 from exporter.core.ledger import Gpu
-from exporter.core.model import UNKNOWN_JOB, Allocation
+from exporter.core.model import PPM, UNKNOWN_JOB, Allocation
 from exporter.core.states import StateInterval
-from exporter.core.timers import PEER_SAVES, SAVING, saves
+from exporter.core.timers import SAVING, is_mixture, saves
 
 GpuIntervals = tuple[Gpu, Evidence, list[StateInterval]]
 """A GPU, the evidence of one reading, and the reading's state intervals."""
 TimesByGroup = dict[tuple[str, str], list[tuple[int, int]]]
-"""Job ID and group -> intervals in which any of its GPUs was hung, or saved."""
+"""Job ID and group -> intervals in which any of its GPUs was hung."""
+
+
+class Save(NamedTuple):
+    """An interval in which a GPU saved."""
+
+    start: int
+    end: int
+    uuid: str
+    share: int
+    """The part of it, ppm: all, but for a long reading in which it also worked."""
+
+
+SavesByGroup = dict[tuple[str, str], list[Save]]
+"""Job ID and group -> when its GPUs saved."""
 
 
 def group_of(allocation: Allocation) -> tuple[str, str]:
@@ -65,28 +80,35 @@ def with_culprits(
             yield replace(interval, start=start, end=end, culprits=culprits)
 
 
-def times_of_saves(gpu_intervals: Iterable[GpuIntervals]) -> TimesByGroup:
-    """When a GPU of each group saved. Of a GPU with several holders it is unknown whose state it is."""
-    found: TimesByGroup = {}
-    for _, _, intervals in gpu_intervals:
+def times_of_saves(gpu_intervals: Iterable[GpuIntervals]) -> SavesByGroup:
+    """When each group had a GPU that saved. Of a GPU with several holders it is unknown whose state it is."""
+    found: SavesByGroup = {}
+    for gpu, ev, intervals in gpu_intervals:
+        works = ev.engine >= gpu.criteria.policy.checkpoint_engine and ev.spin != SPIN
         for interval in intervals:
             if SAVING in interval.signs and len(interval.holders) == 1:
-                found.setdefault(group_of(interval.holders[0]), []).append((interval.start, interval.end))
+                save = Save(interval.start, interval.end, gpu.device.uuid, ev.wait if works else PPM)
+                found.setdefault(group_of(interval.holders[0]), []).append(save)
     return found
 
 
-def beside_saves(ev: Evidence, intervals: Iterable[StateInterval], times: TimesByGroup) -> Iterator[StateInterval]:
-    """Mark a GPU without a kernel, or with one that polls, while another of its group saves: it waits for the save."""
-    waits = not ev.distrust and (ev.spin == SPIN or not ev.kernel_runs)
+def beside_saves(
+    gpu: Gpu, ev: Evidence, intervals: Iterable[StateInterval], saves_by_group: SavesByGroup
+) -> Iterator[StateInterval]:
+    """Note for how much of each interval others of the group save, one after the other, splitting it at those times.
+
+    It waits for them without a kernel or in one that polls. Of a reading of several steps, it may do so for a part.
+    """
+    waits = not ev.distrust and (ev.spin == SPIN or not ev.kernel_runs or is_mixture(ev))
     for interval in intervals:
-        of_group = times.get(group_of(interval.holders[0]), ()) if len(interval.holders) == 1 else ()
-        if not waits or not of_group or SAVING in interval.signs:
+        of_group = saves_by_group.get(group_of(interval.holders[0]), ()) if len(interval.holders) == 1 else ()
+        others = [save for save in of_group if save.uuid != gpu.device.uuid]
+        if not (waits and others):
             yield interval
             continue
-        for start, end in _cuts(interval, of_group):
-            beside = any(since <= start and end <= until for since, until in of_group)
-            signs = interval.signs | {PEER_SAVES} if beside else interval.signs
-            yield replace(interval, start=start, end=end, signs=signs)
+        for start, end in _cuts(interval, [(save.start, save.end) for save in others]):
+            share = sum(save.share for save in others if save.start <= start and end <= save.end)
+            yield replace(interval, start=start, end=end, peers_save=min(share, PPM))
 
 
 def _cuts(interval: StateInterval, others: Sequence[tuple[int, int]]) -> Iterable[tuple[int, int]]:

@@ -63,7 +63,7 @@ def advance(ledger: Ledger, observation: Observation) -> None:
     gpu_intervals += [(gpu, ev, _split_reading(ledger, gpu, ev, activity)) for gpu, ev in evaluated]
     hangs, saves = times_of_hangs(gpu_intervals), times_of_saves(gpu_intervals)
     if saves:
-        gpu_intervals = [(gpu, ev, list(beside_saves(ev, intervals, saves))) for gpu, ev, intervals in gpu_intervals]
+        gpu_intervals = [(gpu, ev, list(beside_saves(gpu, ev, parts, saves))) for gpu, ev, parts in gpu_intervals]
     _measure_levels(ledger, gpu_intervals)
     for gpu, ev, parts in gpu_intervals:
         intervals = _joined(ledger, parts)
@@ -278,13 +278,16 @@ def _joined(ledger: Ledger, intervals: list[StateInterval]) -> list[StateInterva
     for interval in intervals[1:]:
         last = joined[-1]
         same = last.end == interval.start and last.holders is interval.holders and last.culprits == interval.culprits
-        flags = last.hung, last.zombie, last.leaked, last.signs, last.owner_known, last.newcomers
-        now = interval.hung, interval.zombie, interval.leaked, interval.signs, interval.owner_known, interval.newcomers
-        if same and flags == now and (_levels_at(ledger, last) == _levels_at(ledger, interval)):
+        if same and _flags(last) == _flags(interval) and (_levels_at(ledger, last) == _levels_at(ledger, interval)):
             last.end = interval.end
         else:
             joined.append(interval)
     return joined
+
+
+def _flags(interval: StateInterval) -> tuple[object, ...]:
+    owners = interval.owner_known, interval.newcomers
+    return interval.hung, interval.zombie, interval.leaked, interval.signs, interval.peers_save, *owners
 
 
 def _levels_at(ledger: Ledger, interval: StateInterval) -> list[SmLevels]:
@@ -488,6 +491,7 @@ def _span(
         restarts=allocation.restarts,
         serves=allocation.owner.workload_class == "serving",
         signs=interval.signs,
+        peers_save=interval.peers_save,
         levels=UNKNOWN_LEVELS if job is None else job.level_tracker.at(interval.start),
     )
 

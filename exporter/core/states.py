@@ -39,6 +39,8 @@ class StateInterval(Struct, gc=False):
     """Whom the state is about while the holders are unknown: those before."""
     newcomers: frozenset[str] = NO_SIGNS
     """Job IDs of several holders of a zombie that have not held it for as long as they may idle."""
+    peers_save: int = 0
+    """The part of it in which other GPUs of the job save, ppm."""
 
     def agrees_with(self, timers: GpuTimers) -> bool:
         """Whether flags and indicators are still those of this interval."""

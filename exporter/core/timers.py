@@ -10,8 +10,8 @@ from itertools import compress
 from math import sqrt
 
 from exporter.core.criteria import LONG_RUN, MINUTE, UNLIMITED, Criteria, hang_window, zombie_window
-from exporter.core.evidence import NO_SPIN, Evidence
-from exporter.core.model import MS, NEVER, PPM, Allocation, Process, Reading
+from exporter.core.evidence import NO_SPIN, SPIN, Evidence
+from exporter.core.model import MS, NEVER, PPM, SECOND, Allocation, Process, Reading
 from exporter.core.policy import Policy
 
 _COUNTER_ERROR = 0.1
@@ -22,13 +22,15 @@ _STILL_MINUTES, _GROWTH = 3, 1.01
 """E: a job that holds memory, of which no more than a hundredth is new, and loads nothing for so many minutes waits for
 something else than its start-up."""
 BEGINNING, RESTARTED, SAVING, STARVED, STEADY = "beginning", "restarted", "saving", "starved", "even"
-LAUNCHES, PEER_SAVES = "launches", "peer_saves"
+LAUNCHES = "launches"
 """Indicators that a single reading cannot show: the owner has not worked yet; its processes are others than those that
 worked; it copied state to the host and has not worked since; in the last full minute, more data came
 from the host than went to it, and kernels that fill the SMs used it; in the last full minute, engine activity was
 even; for a part of it, it was evenly partial, with kernels that leave SMs idle: they wait for the CPU that launches
-them; and it waits while another GPU of the job, which is saving, copied state to the host."""
+them."""
 NO_SIGNS: frozenset[str] = frozenset()
+_LONGEST = 10 * SECOND
+"""E: a step takes less, so that longer readings are the means of several."""
 _LAUNCHES_SHARE, _LAUNCHES_SPREAD, _TENSOR_WORK = 0.1, 0.12, 1_000 * PPM
 """E: share of a minute that must be so, how much engine activity may vary in it, and a second of tensor work at the
 peak. The edges between work and waiting are less, and waiting that differs from step to step varies more. Without
@@ -130,6 +132,8 @@ class GpuTimers:
     gapped_sum: int = 0
     gapped_squares: int = 0
     """Sums over the current minute, weighted by milliseconds."""
+    mixtures: int = 0
+    """Milliseconds of it in readings of several steps."""
     memory: float = 0.0
     memory_before: float = 0.0
     """Bytes in use, now and at the end of the last minute."""
@@ -296,12 +300,13 @@ class GpuTimers:
 
     def update_saving(self, ev: Evidence, policy: Policy) -> None:
         """Notice that state is copied to the host; the wait from then until kernels run again is for the same save."""
-        if ev.engine >= policy.checkpoint_engine:
-            self.computed = True
-            if SAVING in self.flags:
-                self._set_flags(self.flags - {SAVING})
-        elif self.computed and BEGINNING not in self.flags and saves(ev, policy) and SAVING not in self.flags:
-            self._set_flags(self.flags | {SAVING})
+        works = ev.engine >= policy.checkpoint_engine and ev.spin != SPIN
+        self.computed = self.computed or works
+        if self.computed and BEGINNING not in self.flags and saves(ev, policy):
+            if SAVING not in self.flags:
+                self._set_flags(self.flags | {SAVING})
+        elif works and SAVING in self.flags:
+            self._set_flags(self.flags - {SAVING})
 
     def end_startup(self) -> None:
         """The job has done enough to be working."""
@@ -312,7 +317,7 @@ class GpuTimers:
     def _begin_minute(self) -> None:
         self.seen = self.engine_sum = self.engine_squares = 0
         self.sm_sum = self.input_sum = self.used_sum = self.arrived_sum = self.work_sum = 0
-        self.gapped = self.gapped_sum = self.gapped_squares = 0
+        self.gapped = self.gapped_sum = self.gapped_squares = self.mixtures = 0
         self.memory_before = self.memory
 
     def add_to_minute(self, ev: Evidence, start: int, end: int, policy: Policy) -> None:
@@ -320,6 +325,7 @@ class GpuTimers:
         ms = (end - start) // MS
         engine = PPM - ev.wait
         self.seen += ms
+        self.mixtures += ms if is_mixture(ev) else 0
         self.engine_sum += ms * engine
         self.engine_squares += ms * engine * engine
         self.work_sum += ms * ev.own_work
@@ -362,14 +368,15 @@ class GpuTimers:
 
     def _minute_signs(self, policy: Policy) -> frozenset[str]:
         mean = self.engine_sum / self.seen
-        even = _spread(self.engine_sum, self.engine_squares, self.seen) <= policy.flat_spread
+        fed = self.input_sum >= policy.input_bytes_per_second * self.seen
+        resolved = not (fed and self.mixtures)
+        even = resolved and _spread(self.engine_sum, self.engine_squares, self.seen) <= policy.flat_spread
         starved = (
-            self.input_sum >= policy.input_bytes_per_second * self.seen
-            and mean >= policy.input_engine * PPM
-            and self.sm_sum >= policy.small_kernel_share * self.engine_sum
+            fed and mean >= policy.input_engine * PPM and self.sm_sum >= policy.small_kernel_share * self.engine_sum
         )
         launches = (
-            self.tensor_work >= _TENSOR_WORK
+            resolved
+            and self.tensor_work >= _TENSOR_WORK
             and self.gapped >= _LAUNCHES_SHARE * self.seen
             and (even or _spread(self.gapped_sum, self.gapped_squares, self.gapped) <= _LAUNCHES_SPREAD)
         )
@@ -394,10 +401,19 @@ def _input_rate(received: float, sent: float) -> int:
     return int(surplus) if surplus > _COUNTER_ERROR * received else 0
 
 
+def is_mixture(ev: Evidence) -> bool:
+    """Whether the reading is the mean of several steps, which looks even whatever happens in them."""
+    return ev.reading.end - ev.reading.start > _LONGEST
+
+
 def saves(ev: Evidence, policy: Policy) -> bool:
-    """Whether clearly more data goes to the host than comes from it, and no kernel works; GPUDirect goes both ways."""
+    """Whether clearly more data goes to the host than comes from it, and no kernel works; GPUDirect goes both ways.
+
+    A long reading also holds the work before the save or after it.
+    """
     surplus = (ev.pcie_tx or 0.0) - (ev.pcie_rx or 0.0)
-    return surplus >= policy.checkpoint_pcie_bytes_per_second and ev.engine < policy.checkpoint_engine
+    still = ev.engine < policy.checkpoint_engine or is_mixture(ev)
+    return still and surplus >= policy.checkpoint_pcie_bytes_per_second
 
 
 def zombie_end(timers: GpuTimers, criteria: Criteria) -> int:

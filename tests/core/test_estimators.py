@@ -574,6 +574,32 @@ def test_only_the_part_of_a_reading_in_which_a_peer_saves_is_for_the_save() -> N
     assert lost(node.ledger, "checkpoint", "GPU-1") == 5.0
 
 
+def test_who_has_saved_and_polls_waits_for_those_that_still_save_on_other_nodes() -> None:
+    node = Node()
+    node.go(20, COPIES, SPINNING)
+    node.go(40, SPINNING, SPINNING)
+    node.go(10, WORKING, WORKING)
+    node.go(50, SPINNING, SPINNING)
+    assert [lost(node.ledger, "checkpoint", uuid) for uuid in node.uuids] == [60.0, 60.0]
+
+
+@pytest.mark.parametrize("step", [10, 30])
+def test_a_reading_of_several_steps_holds_work_before_the_save_too(step: int) -> None:
+    """Half a minute, half of it work. Then one saves for 15 s and another for 3 s; who does not save polls meanwhile.
+
+    Idle SMs show 15.8 s of polling, so that the third waits no longer for the two that save.
+    """
+    mixture = {"gr_engine_active": 1.0, "sm_active": 0.45, "tensor_active": 0.22, "dram_active": 0.1}
+    polls = WORKING | mixture | {"power_watts": 300.0}
+    one, other = (polls | {"gr_engine_active": 1 - part, "pcie_tx_bytes_per_second": 3e9} for part in (0.5, 0.1))
+    node = Node(3)
+    for at in range(60, 90, step):
+        rows = [reading(at, at + step, each, uuid) for each, uuid in zip((one, other, polls), node.uuids, strict=True)]
+        advance(node.ledger, seen(at + step, *rows))
+    saved = [15.86, 15.81, 15.80] if step == 30 else [0.0, 0.0, 0.0]
+    assert [lost(node.ledger, "checkpoint", uuid) for uuid in node.uuids] == pytest.approx(saved, abs=0.01)
+
+
 @pytest.mark.parametrize("case", ["another job", "another group", "shared", "who saves is shared"])
 def test_who_waits_for_something_else_while_one_saves_does_not_wait_for_the_save(case: str) -> None:
     saver, waiter = (held(uuid, gpus=2) for uuid in ("GPU-0", "GPU-1"))

@@ -25,7 +25,7 @@ from exporter.core.ledger import Ledger
 from exporter.core.model import PPM, SECOND, State
 from exporter.core.pipeline import advance
 from exporter.core.policy import Policy
-from exporter.core.timers import BEGINNING, NO_SIGNS, PEER_SAVES, RESTARTED, SAVING, STARVED, STEADY
+from exporter.core.timers import BEGINNING, NO_SIGNS, RESTARTED, SAVING, STARVED, STEADY
 from exporter.core.workload import CHECKPOINT, DATA, MODEL, RESTORE, STARTUP, WorkloadCredit
 from tests.worlds import H100, RESTING, SPINNING, WORKING, device, first, held, reading, seen
 
@@ -42,13 +42,14 @@ def poured(
     restarts: int = 0,
     signs: frozenset[str] = NO_SIGNS,
     credit: WorkloadCredit | None = None,
+    peers_save: int = 0,
     **changes: Any,
 ) -> dict[str, float]:
     """One second of one owner: leak -> share."""
     board = device(**{k: changes.pop(k) for k in ("spec", "lacks") if k in changes})
     ev = evaluate(reading(0, 1, signals | changes), board, POLICY)
     pools = [ev.wait, ev.slack, ev.clock_loss, ev.ofu, ev.unresolved]
-    span = Span(ev, state, POLICY, pools, PPM, gpus, restarts, signs, ms=1000, credit=credit)
+    span = Span(ev, state, POLICY, pools, PPM, gpus, restarts, signs, peers_save, ms=1000, credit=credit)
     return {LEAK_NAMES[index]: amount / PPM for index, amount in split_into_leaks(span)}
 
 
@@ -151,8 +152,10 @@ def test_a_checkpoint_needs_its_sign() -> None:
     saving = frozenset({SAVING})
     assert poured(RESTING, signs=saving) == {"checkpoint": 1.0}
     assert poured(RESTING) == {"unattributed_stall": 1.0}
-    assert poured(SPINNING, signs=saving, gpus=2) == {"exposed_communication": 1.0}, "it waits for a peer"
-    assert poured(SPINNING, signs=frozenset({PEER_SAVES}), gpus=2) == {"checkpoint": 1.0}
+    assert poured(SPINNING, signs=saving, gpus=2) == {"checkpoint": 1.0}, "it waits for others that save"
+    assert poured(SPINNING, gpus=2) == {"exposed_communication": 1.0}
+    assert poured(SPINNING, peers_save=PPM, gpus=2) == {"checkpoint": 1.0}
+    assert poured(RESTING, peers_save=PPM // 4) == {"checkpoint": 0.25, "unattributed_stall": 0.75}
 
 
 def test_a_stall_for_want_of_data_needs_its_sign() -> None:
@@ -214,6 +217,29 @@ def test_steps_of_small_kernels_between_others_wait_for_their_launches(
     spent = ledger.gpus["GPU-0"].book.parts[HOST_OVERHEAD] - before
     waited = sum(1 - engines[at % 2] for at in range(121, 121 + seconds))
     assert spent / SECOND == pytest.approx(waited if host else 0.0)
+
+
+@pytest.mark.parametrize(
+    ("engine", "sm", "step", "received", "host"),
+    [
+        (0.6, 0.2, 30, 1e8, False),
+        (0.6, 0.3, 30, 1e8, False),
+        (0.6, 0.2, 30, 1e7, True),
+        (0.6, 0.2, 10, 1e8, True),
+        (0.95, 0.9, 30, 1e7, True),
+    ],
+)
+def test_the_means_of_several_steps_that_wait_for_input_look_as_even_as_those_of_launches(
+    engine: float, sm: float, step: int, received: float, host: bool
+) -> None:
+    """A job without input has even readings only if its gaps are even, and nearly full ones leave only gaps."""
+    ledger = Ledger()
+    advance(ledger, first([device()], [held(gpus=2, start=-60.0)]))
+    signals = WORKING | {"gr_engine_active": engine, "sm_active": sm, "tensor_active": 0.1, "dram_active": 0.05}
+    signals |= {"pcie_tx_bytes_per_second": 0.0, "pcie_rx_bytes_per_second": received}
+    for at in range(step, 181, step):
+        advance(ledger, seen(at, reading(at - step, at, signals)))
+    assert (ledger.gpus["GPU-0"].book.parts[HOST_OVERHEAD] > 0) == host
 
 
 @pytest.mark.parametrize(
