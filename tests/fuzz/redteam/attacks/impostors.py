@@ -56,7 +56,8 @@ def attack(episode: Episode) -> None:
 
 def _delegated(episode: Episode, uid: int) -> Path:
     root = episode.dice.choice(episode.target.cgroups)
-    folder = root / f"redteam-{uid}-{episode.dice.getrandbits(32):x}"
+    # A run that was killed leaves its groups, and the same seed gives the same numbers.
+    folder = root / f"redteam-{uid}-{os.getpid()}-{episode.dice.getrandbits(32):x}"
     folder.mkdir()
     _give(folder, uid)
     return folder
