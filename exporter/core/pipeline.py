@@ -5,7 +5,7 @@ GPU, then classifies each interval, splits it into leaks and posts it. Two passe
 job's culprit depends on the job's other GPUs. Unobserved time is represented by a distrusted reading.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 
 from msgspec.structs import replace
@@ -42,9 +42,10 @@ from exporter.core.workload import (
     WorkloadCredit,
 )
 
-Activity = tuple[frozenset[str], frozenset[str]]
-"""UUIDs of the GPUs that spin, and of those that work, in the readings of one observation."""
-_NO_ACTIVITY: Activity = frozenset(), frozenset()
+Activity = tuple[Mapping[str, int], frozenset[str]]
+"""UUIDs of the GPUs that spin, with the start of the first such reading, and of those that work, in the readings of one
+observation."""
+_NO_ACTIVITY: Activity = {}, frozenset()
 _HARMLESS_FAULTS = frozenset({
     "controller_silent", "engine_failed", "host_unread", "listening_failed", "processes_unseen", "reports_failed",
     "scheduler_failed", "scheduler_refused", "unknown_model",
@@ -296,7 +297,10 @@ def _levels_at(ledger: Ledger, interval: StateInterval) -> list[SmLevels]:
 
 
 def _activity_of(evaluated: Iterable[tuple[Gpu, Evidence]]) -> Activity:
-    busy = frozenset(gpu.device.uuid for gpu, ev in evaluated if ev.spin in {SPIN, SPIN_IF_FLAT})
+    busy: dict[str, int] = {}
+    for gpu, ev in evaluated:
+        if ev.spin in {SPIN, SPIN_IF_FLAT}:
+            busy.setdefault(gpu.device.uuid, ev.reading.start)
     works = (gpu.device.uuid for gpu, ev in evaluated if ev.kernel_runs and ev.spin == NO_SPIN and not ev.distrust)
     return busy, frozenset(works)
 
@@ -314,13 +318,13 @@ def _hang_windows_of_job(gpu: Gpu, gpus: list[Gpu], activity: Activity, owner: O
     """The windows of a GPU that spins from `start` on at the latest, by what all GPUs of one job on this node do."""
     busy, works = activity
     uuids = {each.device.uuid for each in gpus}
-    alone = uuids <= busy
+    alone = uuids <= busy.keys()
     timers = [each.timers for each in gpus if any(held.owner.job_id == owner.job_id for held in each.timers.holders)]
     longest = sorted(each.longest_spin for each in timers)
     begun = any(BEGINNING not in each.flags for each in timers)
     since = _spin_since(gpu, start)
     others = [
-        _spin_since(each, start) if alone else each.timers.last_ran.get(owner.job_id, NEVER)
+        _spin_since(each, busy[each.device.uuid]) if alone else each.timers.last_ran.get(owner.job_id, NEVER)
         for each in gpus
         if alone or each.device.uuid not in busy
     ]

@@ -1,5 +1,6 @@
 """Names of losses and states that were once wrong, each with the input that showed it, calculated by hand."""
 
+from itertools import pairwise
 from math import inf
 from operator import sub
 from typing import Any
@@ -66,6 +67,16 @@ class Node:
 
 
 # -- hangs --
+
+
+@pytest.mark.parametrize("cut", [(60, 900), (60, 64, 900)])
+def test_a_peer_that_begins_to_spin_later_in_the_same_observation_began_then(cut: tuple[int, ...]) -> None:
+    """From 64 s on both spin; until then the other worked, which proves nothing about it."""
+    node = Node()
+    whole = [reading(start, end, SPINNING) for start, end in pairwise(cut)]
+    other = reading(60, 64, WORKING, "GPU-1"), reading(64, 900, SPINNING, "GPU-1")
+    advance(node.ledger, seen(900, *whole, *other))
+    assert lost(node.ledger, "hung") == 900 - 64 - 600
 
 
 @pytest.mark.parametrize("phase", ["checkpoint", "evaluation", "idle", "restore", "data", "startup"])
