@@ -33,8 +33,9 @@ from exporter.schedulers.slurm.client import Commands, SlurmUnavailableError
 from exporter.training.unix_socket import ReportListenError, bind_socket
 from exporter.urls import complete_url
 from exporter.web.gateway import FoundRecords, GatewayError, Identity, create_gateway_app
+from exporter.web.limits import ConnectionLimits
 from exporter.web.security import WebConfigWatcher, WebListener
-from exporter.web.server import ConnectionLimits, run_listeners
+from exporter.web.server import run_listeners
 
 log = logging.getLogger("gpu-efficiency")
 _USED_SECTIONS = ("gateway", "log", "privacy", "slurm")

@@ -39,6 +39,8 @@ LEVEL_ERROR = 0.07
 two levels."""
 _HIDDEN_TRAFFIC = 0.25
 """E: short collectives reach this share of the links' rate, mostly waiting for each other."""
+_NETWORK_BYTES = 1e8
+"""E: bytes per second on PCIe, over which all goes to other nodes, that a job's inputs and commands hardly reach."""
 _BINS = 50
 _BUSY, _NO_TENSOR, _NO_DRAM, _NO_FP, _FEW_SMS = 0.5, 0.02, 0.06, 0.025, 0.5
 """E: limits of a reading that only communicates: engine activity; tensor, own DRAM and SM activity per engine activity;
@@ -160,7 +162,15 @@ class LevelTracker(Struct, eq=False):
                 idle = (ev.wait - ev.video) / PPM
                 polling = _polling(ev, ev.sm, policy)
                 exchanges = (_link_rate_and_capacity(ev)[0] or 0.0) >= policy.spin_nvlink_bytes_per_second
-                stage = StageReading(ev.reading.uuid, idle, polling, max(0.0, 1.0 - idle - polling), exchanges)
+                stage = StageReading(
+                    ev.reading.uuid,
+                    idle,
+                    polling,
+                    max(0.0, 1.0 - idle - polling),
+                    exchanges,
+                    _link_time(ev, policy) / _HIDDEN_TRAFFIC,
+                    hides_turns=ev.spin == NO_SPIN and not _leaves_node(ev),
+                )
                 found.setdefault((start, end), []).append(stage)
         for (start, end), readings in found.items():
             if len(readings) > 1:
@@ -310,6 +320,12 @@ def _link_rate_and_capacity(ev: Evidence) -> tuple[float | None, float | None]:
     if spec.nvlink_bytes_per_second and "nvlink_tx_bytes_per_second" not in ev.device.lacks:
         return ev.nvlink, spec.nvlink_bytes_per_second
     return busier(ev.pcie_tx, ev.pcie_rx), spec.pcie_bytes_per_second
+
+
+def _leaves_node(ev: Evidence) -> bool:
+    """Whether data may have gone to other nodes."""
+    pcie = busier(ev.pcie_tx, ev.pcie_rx)
+    return pcie is None or pcie >= _NETWORK_BYTES
 
 
 def _link_time(ev: Evidence, policy: Policy) -> float:

@@ -79,7 +79,7 @@ def merge_series(buckets: dict[float, list[float]], total: float, *, scale: floa
 
 MAX_LINE_LENGTH = 4096
 """Characters. Parse time grows with the square of the length; lines of engines have a few hundred characters."""
-MAX_SAMPLES_PER_NAME = 20_000
+MAX_SAMPLES_PER_NAME = 5_000
 """Maximum number of samples read of one metric."""
 MAX_VALUE = 1e30
 """Larger values are ignored, because their sums could become infinite; FLOP counters reach 1e25."""

@@ -29,9 +29,9 @@ from exporter.workloads import ProcessLookup, WorkloadListener, WorkloadProcess,
 
 LIMIT_BYTES = 4 << 20
 """Size limit of a page after decompression. A vLLM page with 8 engines is about 0.5 MB."""
-MAX_LINES = 50_000
-"""Lines of a page: each costs some 60 bytes beyond its text, so that a page of short lines would cost thirty times its
-size."""
+MAX_LINES = 20_000
+"""Lines of a page: each costs some 60 bytes beyond its text, and some 40 microseconds of a processor. A vLLM page has
+561 for one engine."""
 MAX_PAGES, MAX_PAGES_OF_JOB = 16, 4
 """Pages that are fetched at once: a job whose engines send long pages, or slowly, delays its own."""
 _REDIRECTS = range(300, 400)
@@ -97,9 +97,9 @@ MAX_RETRY_WAIT = 60 * SECOND
 """Longest wait between two scrapes of an engine that has answered before or is starting."""
 STARTUP_GRACE = 600 * SECOND
 """How long a known engine may fail before it is a fault: large weights take minutes to load."""
-COST_SHARE, LONGEST_COST_WAIT = 50, 100 * SECOND
-"""A scrape waits for so many times the processor time that parsing the last page took, 2 % of a processor at most, but
-no longer than that: an engine's page takes milliseconds, the largest that is read more than a second."""
+COST_SHARE, LONGEST_COST_WAIT = 200, 100 * SECOND
+"""A scrape waits for so many times the processor time that parsing the last page took, 0.5 % of a processor at most,
+but no longer than that: an engine's page takes milliseconds, the largest that is read half a second."""
 JITTER = 0.1
 """Share by which a wait varies to either side, so that many nodes do not scrape at the same time."""
 _STARTING = ("refused", "timeout", "half_page")

@@ -23,8 +23,10 @@ from fastapi import FastAPI
 from msgspec import Struct
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from exporter.connections import AddressBuckets, Deadline, TokenBucket, client_network, overdue, surplus
+from exporter.connections import AddressBuckets, Deadline, client_network, overdue, surplus
 from exporter.sockets import peer_credentials
+from exporter.web.admission import Admission
+from exporter.web.limits import ConnectionLimits
 from exporter.web.security import (
     AccessControl,
     WebConfig,
@@ -36,59 +38,9 @@ from exporter.web.security import (
 from exporter.worker import Worker
 
 _SWEEP_SECONDS = 0.5
-_REGULAR_SECONDS, _MOST_KNOWN = 60.0, 256
-_FORGET_SECONDS = 3600.0
-"""An address that was not served for so long, which no scraper is, makes room for another."""
 _NEW_CLIENT_PENALTY = 0.5
 """Added to the eviction rank of a connection without a completed request, so that a flood of new connections evicts
 established ones only after half of their timeout."""
-
-
-class ConnectionLimits(Struct, frozen=True):
-    """Limits and timeouts of connections; docs/security.md has the table."""
-
-    connections: int = 128
-    """Maximum in total; a node has a handful of clients."""
-    per_address: int = 32
-    new_burst: float = 100
-    """New connections of an address at once; a TLS handshake costs about a millisecond of CPU time."""
-    new_per_second: float = 10
-    """Sustained rate of new connections of an address."""
-    requests_burst: float = 100
-    requests_per_second: float = 20
-    """Requests of an address before each waits, once others are connected, too: a scraper sends one in seconds."""
-    modest_burst: float = 5
-    modest_per_second: float = 1
-    """New connections of an address that is served regularly, and requests of it, before it is one of the crowd: a
-    scraper needs no more."""
-    crowd_burst: float = 10
-    crowd_per_second: float = 20
-    """New connections of the crowd, which is all addresses that are not served regularly and all that ask for more than
-    a scraper, while another is served regularly; and their requests, of which those above wait. Their handshakes and
-    responses leave time for a scraper's."""
-    handshakes: int = 32
-    """Maximum of TLS handshakes in progress; for each asyncio holds a buffer of 256 KiB."""
-    handshakes_per_address: int = 8
-    handshake_seconds: float = 10
-    tls_shutdown_seconds: float = 1
-    """Time for TLS close_notify; the connection is closed without it afterwards."""
-    request_seconds: float = 10
-    """Time from the first byte of a request, or from the start of the connection, to the end of the request."""
-    requests_per_address: int = 2
-    """Maximum of an address's requests that are handled at once; others of the address wait."""
-    answer_seconds: float = 30
-    """Time until the client has read the whole response."""
-    idle_seconds: float = 75
-    """Time between two requests: longer than the usual scrape interval of a minute."""
-    refusals_burst: float = 100
-    refusals_per_second: float = 10
-    """Refused requests of an address (no password, not served) before each is delayed by `refusal_seconds`."""
-    refusal_seconds: float = 1
-    header_bytes: int = 16 * 1024
-    request_bytes: int = 64 * 1024
-    """Maximum bytes received for one request; a body is read and ignored."""
-    unsent_bytes: int = 32 * 1024 * 1024
-    """Maximum of response bytes that clients have not read yet, over all connections."""
 
 
 class HttpProtocol(H11Protocol):
@@ -197,7 +149,7 @@ class Connection(asyncio.Protocol):
 
     def note_served(self) -> None:
         """Note that the client may read what it asked for."""
-        self.manager.note_served(self.address)
+        self.manager.admission.note_served(self.address, time.monotonic())
 
     def request_delay(self) -> float:
         """Return the seconds that this request waits before it is handled."""
@@ -273,18 +225,9 @@ class ConnectionManager:
         self.limits = limits
         self.connections: set[Connection] = set()
         self._server = server
-        self._new_connections = AddressBuckets(limits.new_burst, limits.new_per_second)
-        self._modest_connections = AddressBuckets(limits.modest_burst, limits.modest_per_second)
-        self._modest_requests = AddressBuckets(limits.modest_burst, limits.modest_per_second)
-        self._crowd_connections = TokenBucket(limits.crowd_burst, limits.crowd_per_second)
-        self._crowd_requests = TokenBucket(limits.crowd_burst, limits.crowd_per_second)
-        self._requests = AddressBuckets(limits.requests_burst, limits.requests_per_second)
+        self.admission = Admission(limits)
         self._refusals = AddressBuckets(limits.refusals_burst, limits.refusals_per_second)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._served_since: dict[str, float] = {}
-        """When what each address asked for was first answered; refusals and probes do not count."""
-        self._served_at: dict[str, float] = {}
-        """When it was last answered; the latest is last."""
         self._turns: dict[str, _Turn] = {}
 
     def listen(self, sock: socket.socket, config: uvicorn.Config, listener: WebListener) -> None:
@@ -312,17 +255,10 @@ class ConnectionManager:
                 return
             uid = peer_credentials(client_socket)[1] if client_socket.family == socket.AF_UNIX else None
             address = peer[0] if uid is None else f"uid {uid}"
-            if self._server.should_exit or not self._admits(address):
+            if self._server.should_exit or not self.admission.admits(address, time.monotonic()):
                 client_socket.close()
             else:
                 self._start(client_socket, address, uid, config, listener)
-
-    def _admits(self, address: str) -> bool:
-        """Return whether the address, and the crowd if it is of it, may open another connection now."""
-        now = time.monotonic()
-        if not self._new_connections.bucket_of(address).take(now):
-            return False
-        return not self._is_of_crowd(address, self._modest_connections, now) or self._crowd_connections.take(now)
 
     def _start(
         self,
@@ -365,7 +301,7 @@ class ConnectionManager:
         def rank(connection: Connection) -> tuple[int, bool, float]:
             """Rank those of the address with most connections first, then those of addresses not known for long."""
             address = connection.address
-            return of_address[address], not self.is_regular(address, now), connection.eviction_rank(now)
+            return of_address[address], not self.admission.is_regular(address, now), connection.eviction_rank(now)
 
         others = self.connections - {spare}
         if spare is not None:
@@ -383,21 +319,6 @@ class ConnectionManager:
         for connection in surplus(others & self.connections, limit - (spare is not None), worst=rank):
             connection.abort()
 
-    def note_served(self, address: str) -> None:
-        """Note that a request of the address was answered.
-
-        Of too many addresses, the one that was served longest ago is forgotten if that was long ago, else the new one:
-        a flood from many addresses displaces no scraper.
-        """
-        now = time.monotonic()
-        self._served_since.setdefault(address, now)
-        self._served_at.pop(address, None)
-        self._served_at[address] = now
-        if len(self._served_at) > _MOST_KNOWN:
-            quiet = next(iter(self._served_at))
-            gone = quiet if now - self._served_at[quiet] >= _FORGET_SECONDS else address
-            del self._served_since[gone], self._served_at[gone]
-
     @contextlib.asynccontextmanager
     async def turn(self, address: str) -> AsyncIterator[None]:
         """Wait until fewer requests of the address are handled than may be at once: those of others need not wait."""
@@ -411,25 +332,11 @@ class ConnectionManager:
             if not turn.users:
                 del self._turns[address]
 
-    def is_regular(self, address: str, now: float) -> bool:
-        """Return whether the address was served long ago and is remembered: a scraper keeps its place in a flood."""
-        return now - self._served_since.get(address, now) >= _REGULAR_SECONDS
-
-    def _is_of_crowd(self, address: str, modest: AddressBuckets, now: float) -> bool:
-        """Return whether the address is not regular, or not modest, while there is a regular one to leave time for."""
-        network = client_network(address)
-        of_scraper = modest.bucket_of(address).take(now) and self.is_regular(network, now)
-        other = next((known for known in self._served_since if known != network), network)
-        return not of_scraper and other != network and self.is_regular(other, now)
-
     def request_delay(self, address: str) -> float:
         """Return the seconds that a request of that address waits: 0 while it is alone or sends few."""
-        now = time.monotonic()
         if all(connection.address == address for connection in self.connections):
             return 0.0
-        own = self._requests.bucket_of(address).wait(now)
-        crowd = self._is_of_crowd(address, self._modest_requests, now)
-        return max(own, self._crowd_requests.wait(now)) if crowd else own
+        return self.admission.request_delay(address, time.monotonic())
 
     def refusal_delay(self, address: str) -> float:
         """Return the seconds that a refusal to that address waits: 0 while its rate limit is not exceeded."""

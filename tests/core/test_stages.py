@@ -119,6 +119,51 @@ def test_what_is_no_pipeline(steps: Sequence[Sequence[Signals]], why: str) -> No
     assert bubbles(ledger) == NO_BUBBLES
 
 
+FEW_BYTES = {"pcie_tx_bytes_per_second": 1e6, "pcie_rx_bytes_per_second": 1e6}
+MIXED = COMPUTES | FEW_BYTES | {"sm_active": 0.5}
+"""A reading of several steps: its idle SMs are of kernels that poll."""
+LATE = MIXED | {"gr_engine_active": 0.8, "sm_active": 0.45}
+"""The same with 0.2 of the time without a kernel; it polls for 0.35."""
+
+
+def test_stages_whose_turns_a_reading_hides_poll_without_moving_data() -> None:
+    """Short collectives would have moved what these did in 0.0024 of the time; they polled for 0.55."""
+    ledger = opened()
+    assert "pipeline_bubble" not in train(ledger, [(MIXED, MIXED)], 0, 60)
+    found = train(ledger, [(MIXED, MIXED)], 60, 60)
+    polling, moved = 0.55, 2e8 / 450e9 / 0.75 / 0.25
+    assert bubbles(ledger).polling == pytest.approx(1 - moved / polling)
+    assert found["pipeline_bubble"] > 20 * found["exposed_communication"]
+
+
+@pytest.mark.parametrize(
+    ("steps", "why"),
+    [
+        ([(MIXED, MIXED | {"pcie_tx_bytes_per_second": 1e8})], "one sends to other nodes"),
+        ([(MIXED | {"pcie_tx_bytes_per_second": None, "pcie_rx_bytes_per_second": None},) * 2], "it may do so"),
+        ([(MIXED | {"nvlink_tx_bytes_per_second": 4e10},) * 2], "data moves for most of that time"),
+        ([(MIXED, MIXED | {"sm_active": 0.7})], "one hardly waits"),
+        ([(LATE, LATE)], "gaps between small kernels look like polling"),
+        ([(MIXED, MIXED)] * 9 + [(COMPUTES, COMPUTES)], "some steps have none of it"),
+        ([(MIXED, MIXED)] * 9 + [(SPINNING, SPINNING)], "at times all wait for somebody else"),
+        ([(MIXED | {"sm_active": 0.9},) * 2], "too little to tell"),
+    ],
+)
+def test_what_polls_alike_and_is_no_pipeline(steps: Sequence[Sequence[Signals]], why: str) -> None:
+    ledger = opened()
+    train(ledger, steps, 0, 60)
+    assert "pipeline_bubble" not in train(ledger, steps, 60, 60), why
+
+
+def test_a_known_pipeline_may_wait_for_input_too() -> None:
+    ledger = opened()
+    train(ledger, [(MIXED, MIXED)], 0, 60)
+    train(ledger, [(LATE, LATE)], 60, 60)
+    found = train(ledger, [(LATE, LATE)], 120, 60)
+    assert found["pipeline_bubble"] > 20 * found["exposed_communication"]
+    assert bubbles(again(ledger)).polling > 0.9
+
+
 def test_a_pipeline_stays_one_in_minutes_of_less_waiting() -> None:
     """As much waiting says too little of a job that was never seen to be one; half of that too little of any.
 

@@ -19,7 +19,7 @@ from exporter.training import http_server, inbox, peer
 from exporter.training.logs import watcher
 from exporter.training.unix_socket import OTHER_DESCRIPTORS
 from exporter.web import gateway, security
-from exporter.web.server import ConnectionLimits
+from exporter.web.limits import ConnectionLimits
 from tests.documents.blocks import ROOT
 from tests.each import each
 
@@ -40,7 +40,7 @@ def binary(size: float, unit: int) -> str:
 
 
 def percent(share: float) -> str:
-    return f"{number(round(share * 100, 6))} %"
+    return f"{share * 100:g} %"
 
 
 POOLS: dict[str, tuple[str, ...]] = {
@@ -50,6 +50,7 @@ POOLS: dict[str, tuple[str, ...]] = {
     ),
     "new connections, requests": (
         f"{number(WEB.crowd_burst)} at once, {number(WEB.crowd_per_second)} a second",
+        f"newcomers {number(WEB.newcomers_burst)} and {number(WEB.newcomers_per_second)}",
         f"{number(WEB.new_burst)} new connections at once, {number(WEB.new_per_second)} a second",
     ),
     "requests in work": (f"of one address {number(WEB.requests_per_address)}",),
@@ -117,12 +118,14 @@ CONNECTIONS: dict[str, tuple[str, ...]] = {
     ),
     "new connections of the crowd, all together": (
         f"{number(WEB.crowd_burst)} at once, {number(WEB.crowd_per_second)} a second",
+        f"newcomers {number(WEB.newcomers_burst)} and {number(WEB.newcomers_per_second)} before that",
     ),
     "requests of one address, while others are connected": (
         f"{number(WEB.requests_burst)} at once, {number(WEB.requests_per_second)} a second",
     ),
     "requests of the crowd, all together": (
         f"{number(WEB.crowd_burst)} at once, {number(WEB.crowd_per_second)} a second",
+        f"newcomers {number(WEB.newcomers_burst)} and {number(WEB.newcomers_per_second)} before that",
     ),
     "TLS handshakes in progress": (f"{number(WEB.handshakes)}, of one address {number(WEB.handshakes_per_address)}",),
     "handshake": (f"{number(WEB.handshake_seconds)} s",),

@@ -29,6 +29,9 @@ from tests.waiting import PATIENCE, wait_for
 RULES = sorted((ROOT / "alerts").glob("*.yaml"))
 ROUTES = ROOT / "alerts" / "examples" / "alertmanager.yaml"
 _PACE = {"scrape_interval": "15s", "scrape_timeout": "15s", "evaluation_interval": "1m"}
+_RESEND = "5m"
+"""Alertmanager takes an alert for resolved that Prometheus has not sent again for four times as long. With Prometheus'
+default of a minute that is ten seconds at the first pace, for which a busy machine may keep either of them waiting."""
 _TROUBLE = re.compile(r"level=error|Evaluating rule failed|template failed")
 """What Prometheus says of rules that it cannot use."""
 _SERVING = re.compile(r"serving http://\S+:(\d+)/")
@@ -236,7 +239,7 @@ def _prometheus(stack: ExitStack, folder: Path, targets: dict[str, int], manager
     words = [
         "prometheus", f"--config.file={folder / 'prometheus.yaml'}", f"--storage.tsdb.path={folder / 'tsdb'}",
         f"--web.listen-address=127.0.0.1:{port}", f"--query.lookback-delta={sooner('5m')}",
-        f"--rules.alert.resend-delay={sooner('1m')}", "--log.level=warn",
+        f"--rules.alert.resend-delay={sooner(_RESEND)}", "--log.level=warn",
     ]  # fmt: skip
     program = stack.enter_context(running(words, folder / "prometheus.log", environment()))
     return _client(stack, program, port), program

@@ -14,9 +14,10 @@ import httpx
 import uvicorn
 from fastapi import FastAPI
 
+from exporter.web.limits import ConnectionLimits
 from exporter.web.metrics_app import create_metrics_app
 from exporter.web.security import WebConfigWatcher
-from exporter.web.server import ConnectionLimits, listen, serve, web_listeners
+from exporter.web.server import listen, serve, web_listeners
 from tests.waiting import PATIENCE, wait_for
 
 PAGE = b"gpu_efficiency_x 1\n"

@@ -30,8 +30,9 @@ from exporter.schedulers.privacy import UserMask
 from exporter.training.unix_socket import ReportListenError, bind_socket
 from exporter.web import gateway
 from exporter.web.gateway import FoundRecords, GatewayError, Identity, create_gateway_app
+from exporter.web.limits import ConnectionLimits
 from exporter.web.security import WebConfigWatcher, WebListener
-from exporter.web.server import ConnectionLimits, listen, serve
+from exporter.web.server import listen, serve
 from tests.waiting import PATIENCE, wait_for
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes other users")

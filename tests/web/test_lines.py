@@ -18,8 +18,10 @@ import uvicorn
 from fastapi import Response
 
 from exporter.tls import client_context
+from exporter.web.admission import Admission
+from exporter.web.limits import ConnectionLimits
 from exporter.web.security import WebConfig, WebConfigWatcher
-from exporter.web.server import Connection, ConnectionLimits, ConnectionManager, listen
+from exporter.web.server import Connection, ConnectionManager, listen
 from tests.certificates import Authority
 from tests.waiting import PATIENCE, wait_for
 from tests.web.serving import PAGE, Served, plain_app, served, until_cut
@@ -238,7 +240,7 @@ def test_in_a_flood_the_address_with_most_connections_makes_room() -> None:
 
 
 def test_of_equal_addresses_the_one_that_was_served_long_ago_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("exporter.web.server._REGULAR_SECONDS", 0.5)
+    monkeypatch.setattr("exporter.web.admission._REGULAR_SECONDS", 0.5)
     with served(limits=limits(connections=2)) as site, ExitStack() as stack:
         regular = stack.enter_context(site.line(here="127.0.0.2"))
         assert answers(regular)
@@ -251,8 +253,8 @@ def test_of_equal_addresses_the_one_that_was_served_long_ago_stays(monkeypatch: 
 
 
 def test_beside_a_regular_newcomers_share_one_allowance_of_connections(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("exporter.web.server._REGULAR_SECONDS", 0.5)
-    with served(limits=limits(crowd_burst=2, crowd_per_second=1e-6)) as site, ExitStack() as stack:
+    monkeypatch.setattr("exporter.web.admission._REGULAR_SECONDS", 0.5)
+    with served(limits=limits(newcomers_burst=0, crowd_burst=2, crowd_per_second=1e-6)) as site, ExitStack() as stack:
         regular = stack.enter_context(site.line(here="127.0.0.2"))
         assert answers(regular)
         time.sleep(0.6)  # the time that makes it regular
@@ -266,46 +268,63 @@ def test_beside_a_regular_the_requests_of_newcomers_wait_for_each_other(monkeypa
     now = [0.0]
     monkeypatch.setattr("exporter.web.server.time.monotonic", lambda: now[0])
     manager = ConnectionManager(
-        uvicorn.Server(uvicorn.Config(plain_app())), ConnectionLimits(crowd_burst=1, crowd_per_second=2)
+        uvicorn.Server(uvicorn.Config(plain_app())),
+        ConnectionLimits(newcomers_burst=0, crowd_burst=1, crowd_per_second=2),
     )
     with socket.socket() as sock:
         manager.connections.update(Connection(manager, sock, address, WebConfig()) for address in ("a", "b"))
         assert [manager.request_delay("a") for _ in range(5)] == [0.0] * 5, "there is nobody to leave time for"
-        manager.note_served("a")
+        manager.admission.note_served("a", 0.0)
         now[0] = 61.0
         assert [manager.request_delay(address) for address in ("a", "b", "c", "b", "a")] == [0.0, 0.0, 0.5, 1.0, 0.0]
         now[0] = 63.0
         assert manager.request_delay("b") == 0.0
 
 
-def test_the_regulars_are_those_of_today_and_no_flood_displaces_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_regulars_are_those_of_today_and_no_flood_displaces_them() -> None:
     """A scraper each minute, of a pod that gets another address each hour, among addresses that come once."""
-    now = [0.0]
-    monkeypatch.setattr("exporter.web.server.time.monotonic", lambda: now[0])
-    manager = ConnectionManager(uvicorn.Server(uvicorn.Config(plain_app())), ConnectionLimits())
+    admission = Admission(ConnectionLimits())
     for minute in range(60 * 24):
-        now[0] = minute * 60.0
-        manager.note_served("scraper")
-        manager.note_served(f"pod {minute // 60}")
-        manager.note_served(f"visitor {minute}")
-    assert [manager.is_regular(address, now[0]) for address in ("scraper", "pod 23", "pod 2")] == [True, True, False]
+        admission.note_served("scraper", minute * 60.0)
+        admission.note_served(f"pod {minute // 60}", minute * 60.0)
+        admission.note_served(f"visitor {minute}", minute * 60.0)
+    now = (60 * 24 - 1) * 60.0
+    assert [admission.is_regular(address, now) for address in ("scraper", "pod 23", "pod 2")] == [True, True, False]
     for n in range(10_000):
-        manager.note_served(f"attacker {n}")
-    now[0] += 60.0
-    assert [manager.is_regular(address, now[0]) for address in ("scraper", "pod 23")] == [True, True]
-    assert len(manager._served_since) == len(manager._served_at) == 256
+        admission.note_served(f"attacker {n}", now)
+    now += 60.0
+    assert [admission.is_regular(address, now) for address in ("scraper", "pod 23")] == [True, True]
+    assert len(admission._served_since) == len(admission._served_at) == 256
+
+
+def test_beside_a_regular_who_has_asked_for_little_does_not_wait_behind_a_crowd() -> None:
+    """As a person who logs in for the first time while twenty addresses guess passwords."""
+    admission = Admission(
+        ConnectionLimits(newcomers_burst=2, newcomers_per_second=1, crowd_burst=1, crowd_per_second=1e-6)
+    )
+    admission.note_served("scraper", 0.0)
+    flood = [f"attacker {n}" for n in range(20)]
+    for tenth in range(610, 900):
+        admitted = [admission.admits(address, tenth / 10) for address in flood]
+        waits = [admission.request_delay(address, tenth / 10) for address in flood]
+    assert not any(admitted)
+    assert min(waits) > 60
+    assert [admission.admits("person", 90.0) for _ in range(3)] == [True, True, False], "two at once"
+    assert [admission.request_delay("person", 90.0) for _ in range(2)] == [0.0, 0.0]
+    assert not admission.admits("attacker 3", 91.0), "it has not been quiet for long"
+    assert [admission.admits("another", 91.0), admission.request_delay("another", 91.0)] == [True, 0.0]
 
 
 def test_a_regular_that_asks_for_more_than_a_scraper_is_one_of_the_crowd(monkeypatch: pytest.MonkeyPatch) -> None:
     """Attackers who are served for a minute, too, take no more of the time than those who are not."""
     now = [0.0]
     monkeypatch.setattr("exporter.web.server.time.monotonic", lambda: now[0])
-    limits = ConnectionLimits(modest_burst=2, modest_per_second=1, crowd_burst=1, crowd_per_second=2)
+    limits = ConnectionLimits(modest_burst=2, modest_per_second=1, newcomers_burst=0, crowd_burst=1, crowd_per_second=2)
     manager = ConnectionManager(uvicorn.Server(uvicorn.Config(plain_app())), limits)
     with socket.socket() as sock:
         manager.connections.update(Connection(manager, sock, address, WebConfig()) for address in ("a", "b"))
-        manager.note_served("a")
-        manager.note_served("b")
+        manager.admission.note_served("a", 0.0)
+        manager.admission.note_served("b", 0.0)
         now[0] = 61.0
         assert [manager.request_delay("b") for _ in range(5)] == [0.0, 0.0, 0.0, 0.5, 1.0], "two are a scraper's"
         assert manager.request_delay("a") == 0.0
@@ -316,8 +335,8 @@ def test_a_regular_that_asks_for_more_than_a_scraper_is_one_of_the_crowd(monkeyp
 def test_connections_of_a_regular_that_opens_more_than_a_scraper_are_those_of_the_crowd(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("exporter.web.server._REGULAR_SECONDS", 0.5)
-    few = limits(modest_burst=1, modest_per_second=1e-6, crowd_burst=1, crowd_per_second=1e-6)
+    monkeypatch.setattr("exporter.web.admission._REGULAR_SECONDS", 0.5)
+    few = limits(modest_burst=1, modest_per_second=1e-6, newcomers_burst=0, crowd_burst=1, crowd_per_second=1e-6)
     with served(limits=few) as site, ExitStack() as stack:
         lines = {here: stack.enter_context(site.line(here=here)) for here in ("127.0.0.2", "127.0.0.3")}
         assert [answers(line) for line in lines.values()] == [True, True]
@@ -353,7 +372,7 @@ def test_only_who_may_read_more_than_a_probe_becomes_a_regular(
     method: str, path: str, counts: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     noted: list[str] = []
-    monkeypatch.setattr(ConnectionManager, "note_served", lambda _manager, address: noted.append(address))
+    monkeypatch.setattr(Admission, "note_served", lambda _admission, address, _now: noted.append(address))
     with served() as site, site.client() as client:
         client.request(method, path)
     assert len(noted) == counts

@@ -109,7 +109,7 @@ def _good_page(dice: Random) -> AsyncIterator[bytes]:
 
 def _page(dice: Random) -> tuple[str, AsyncIterator[bytes]]:
     """Return a page; most are such that the daemon comes back soon: it waits longer after each failure."""
-    name = dice.choice(("good", "4 MiB", "50,000 lines")) if dice.random() < _WELCOME else dice.choice(sorted(_WAYS))
+    name = dice.choice(("good", "4 MiB", "many series")) if dice.random() < _WELCOME else dice.choice(sorted(_WAYS))
     return name, _good_page(dice) if name == "good" else _WAYS[name](dice)
 
 
@@ -128,11 +128,18 @@ def _large(dice: Random) -> AsyncIterator[bytes]:
     return _whole(_head(len(page)) + page)
 
 
+_READ = (
+    b"time_to_first_token_seconds_bucket", b"e2e_request_latency_seconds_bucket", b"prompt_tokens_total",
+    b"generation_tokens_total", b"num_requests_running", b"num_requests_waiting",
+)  # fmt: skip
+"""Metrics of vLLM that a reader of its efficiency needs."""
+
+
 def _many_series(dice: Random) -> AsyncIterator[bytes]:
-    """As many different series as 50,000 lines hold."""
+    """As many different series as the most lines that the daemon takes hold, or more, of one metric or of several."""
+    number, names = dice.choice(((19_900, 6), (19_900, 1), (4_900, 1), (49_900, 1)))
     page = good(dice) + b"".join(
-        b'vllm:time_to_first_token_seconds_bucket{model_name="m%d",le="%d"} %d\n' % (n % 700, n, n)
-        for n in range(49_900)
+        b'vllm:%s{model_name="m%d",le="%d"} %d\n' % (_READ[n % names], n % 700, n, n) for n in range(number)
     )
     return _whole(_head(len(page)) + page)
 
@@ -234,7 +241,7 @@ def _other(dice: Random) -> AsyncIterator[bytes]:
 
 _WAYS = {
     "4 MiB": _large,
-    "50,000 lines": _many_series,
+    "many series": _many_series,
     "too large": _too_large,
     "slow": _slow,
     "endless": _endless,
