@@ -4,14 +4,28 @@ A thread that ended silently would look like a node on which nothing happens.
 """
 
 import logging
+import os
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 
 from exporter.core.model import Fault
 
 log = logging.getLogger(__name__)
 AFTER_FAILURE_SECONDS = 1.0
 """Time before work that failed begins anew, so that a failure that repeats costs little."""
+_NICE = 10
+"""On one processor a thread that serves or samples gets nine times as much of it as one that gives way."""
+
+
+def give_way() -> None:
+    """Lower the priority of the calling thread, which on Linux has one of its own, below those that serve and sample.
+
+    What it may compute for long is what others send. While it holds the interpreter's lock it has the processor all the
+    same, as those who wait for the lock need none.
+    """
+    with suppress(OSError):  # a filter of system calls denies it
+        os.nice(_NICE)
 
 
 class Worker:
@@ -54,6 +68,7 @@ class Worker:
         return ()
 
     def _work(self) -> None:
+        give_way()
         while not self._stop.is_set():
             try:
                 self._run()

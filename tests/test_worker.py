@@ -2,6 +2,7 @@
 
 import ast
 import asyncio
+import os
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -100,6 +101,19 @@ def test_work_that_returns_although_nobody_stopped_it_is_a_fault(stop: threading
     for _ in range(2):
         (fault,) = worker.faults("host_unread")
         assert "has ended" in fault.message
+
+
+def test_what_it_computes_gives_way_to_scrapes_on_the_same_processor(stop: threading.Event) -> None:
+    """What others send takes long to read; the thread that serves shares the processor with it."""
+    priorities: list[int] = []
+    worker = Worker(
+        "sweeper",
+        lambda: priorities.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id())),
+        stop=stop,
+    )
+    worker.start()
+    worker.join(30)
+    assert priorities == [min(os.getpriority(os.PRIO_PROCESS, 0) + 10, 19)]
 
 
 def test_a_failure_while_it_stops_does_not_begin_anew(stop: threading.Event) -> None:

@@ -67,8 +67,8 @@ FAILED, USAGE, NO_SOURCE = 1, 2, 3
 """Exit statuses."""
 JOIN_SECONDS = 2.0
 """Timeout for the end of a sampling or polling thread."""
-_SWITCH_SECONDS = 0.0005
-"""Time after which a computing thread must let another run, a tenth of Python's default: the web server waits for a
+_SWITCH_SECONDS = 0.0001
+"""Time after which a computing thread must let another run, a fiftieth of Python's default: the web server waits for a
 turn at each step of a handshake and a response while others parse what engines, logs and jobs send."""
 
 

@@ -145,8 +145,8 @@ LEAK_GUIDE: tuple[LeakGuideEntry, ...] = (
         series=("job:gpu_efficiency_bubble:ratio", f'{_SHARE}{{leak="pipeline_bubble"}}'),
         evidence=("reported", "estimated"),
         needs="the job's report: its stages, microbatches and schedule, or the time in phase `bubble`. Without it"
-        " only if several stages run on one node: from the pattern in which their GPUs wait one after the other, or, where"
-        " readings hide that, poll for as long while hardly any data moves",
+        " only if several stages run on one node: from the pattern in which their GPUs wait one after the other, or,"
+        " where readings hide that, poll for as long while hardly any data moves",
         training=ExpectedLoss(0, 12, ("narayanan2021",)), inference=ExpectedLoss(0, 2)),
     LeakGuideEntry(8, "recomputation", ("emfu",), "training",
         rows=("recomputation",),

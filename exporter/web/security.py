@@ -17,7 +17,7 @@ from binascii import Error as NotBase64
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractAsyncContextManager, suppress
+from contextlib import AbstractAsyncContextManager
 from ipaddress import ip_address
 from math import inf
 from pathlib import Path
@@ -29,6 +29,7 @@ from starlette.responses import Response
 
 from exporter.config import ConfigError
 from exporter.connections import AddressBuckets, TokenBucket, client_network, is_loopback
+from exporter.worker import give_way
 
 Verdict = Literal["yes", "no", "later"]
 _BCRYPT_MAX_BYTES = 72
@@ -135,15 +136,8 @@ def parse_credentials(header: str | None) -> tuple[str, bytes] | None:
     return (name.decode("utf-8", "replace"), password) if colon else None
 
 
-def _give_way() -> None:
-    """Lower the priority of this thread, which on Linux has one of its own; it holds no lock while it hashes."""
-    with suppress(OSError):  # a filter of system calls denies it
-        os.nice(_NICE)
-
-
-_NICE = 10
-"""On one processor a scrape gets nine times as much of it as a hash, which takes some 50 ms and would else halve it."""
-_HASHING = ThreadPoolExecutor(1, thread_name_prefix="passwords", initializer=_give_way)
+_HASHING = ThreadPoolExecutor(1, thread_name_prefix="passwords", initializer=give_way)
+"""Hashing takes some 50 ms, without the interpreter's lock, and would else take half the processor from a scrape."""
 
 
 def _matches(password: bytes, password_hash: bytes) -> bool:

@@ -66,7 +66,7 @@ def test_what_a_server_was_loaded_with_is_no_part_of_a_collection() -> None:
     try:
         prepare_to_serve()
         assert not any(each is own for each in gc.get_objects())
-        assert sys.getswitchinterval() == pytest.approx(0.0005)
+        assert sys.getswitchinterval() == pytest.approx(0.0001)
     finally:
         gc.unfreeze()
         sys.setswitchinterval(interval)
