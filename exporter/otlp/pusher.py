@@ -40,6 +40,8 @@ class PushSession(requests.Session):
 
     def send(self, request: requests.PreparedRequest, **options: Any) -> requests.Response:
         """See requests.Session. A redirection fails here: the SDK would take it for success."""
+        # Session.request prefers REQUESTS_CA_BUNDLE of the environment to the authority that this session was given.
+        options["verify"] = options.get("verify") if self.verify is True else self.verify
         try:
             request.headers.update(self._current_headers())
             response = super().send(request, **options)

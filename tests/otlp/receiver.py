@@ -1,5 +1,6 @@
 """A receiver of OTLP/HTTP that decodes what it gets; it can refuse, be gone, and come back at the same address."""
 
+import ssl
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -51,7 +52,8 @@ def texts(attributes: Sequence[KeyValue]) -> dict[str, str]:
 class Receiver:
     """What was received, and how to answer."""
 
-    def __init__(self) -> None:
+    def __init__(self, tls: ssl.SSLContext | None = None) -> None:
+        self._tls = tls
         self.pushes: list[Push] = []
         self.headers: list[dict[str, str]] = []
         self.status, self.answer, self.answer_headers = 200, b"", dict[str, str]()
@@ -60,7 +62,7 @@ class Receiver:
     @property
     def url(self) -> str:
         """The endpoint to push to."""
-        return f"http://127.0.0.1:{self.port}{PATH}"
+        return f"{'https' if self._tls else 'http'}://127.0.0.1:{self.port}{PATH}"
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -85,6 +87,8 @@ class Receiver:
 
         with ThreadingHTTPServer(("127.0.0.1", self.port), Handler) as http:
             http.daemon_threads = True
+            if self._tls:
+                http.socket = self._tls.wrap_socket(http.socket, server_side=True, do_handshake_on_connect=False)
             thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.02})
             thread.start()
             self.port = http.server_port

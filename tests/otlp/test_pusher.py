@@ -1,6 +1,7 @@
 """The thread that pushes, against a real receiver: an outage costs freshness alone."""
 
 import logging
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -16,6 +17,7 @@ from exporter.core.pipeline import advance
 from exporter.core.snapshot import DaemonMetadata, take_snapshot
 from exporter.otlp.pusher import Pusher
 from exporter.web.app import LatestSnapshot
+from tests.certificates import Authority
 from tests.otlp.receiver import Push, Receiver
 from tests.waiting import wait_for
 from tests.worlds import device, first, held, reading, seen
@@ -148,6 +150,31 @@ def test_headers_are_read_for_each_push(receiver: Receiver, nodes: Callable[...,
     assert [seen["authorization"] for seen in receiver.headers] == ["Bearer old", "Bearer new"]
     assert receiver.headers[0]["x-scope-orgid"] == "gpus"
     assert node.counts == {"accepted": 2, "failed": 1}
+
+
+def test_over_tls_only_a_receiver_of_the_named_authority_gets_anything(
+    nodes: Callable[..., Node], tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even if the environment names another for all programs."""
+    own, other = Authority(tmp_path, "own"), Authority(tmp_path, "other")
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", f"{other.certificate}")
+    headers = tmp_path / "headers"
+    headers.write_text("Authorization: Bearer secret\n")
+    for authority in (own, other):
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(*authority.issue(f"receiver of {authority.certificate.stem}"))
+        receiver = Receiver(context)
+        with receiver.listening():
+            node = nodes(receiver.url, ca_file=f"{own.certificate}", headers_file=f"{headers}", timeout_seconds=5)
+            node.tick()
+            sent = [each["authorization"] for each in receiver.headers]
+        trusted = authority is own
+        assert (node.counts["accepted"], node.counts["failed"]) == ((1, 0) if trusted else (0, 1))
+        assert [paid(push) for push in receiver.pushes] == ([1] if trusted else [])
+        assert sent == (["Bearer secret"] if trusted else [])
+    (refused,) = (record.getMessage() for record in caplog.records)
+    assert "takes no metrics" in refused
+    assert "certificate verify failed" in refused
 
 
 def test_variables_of_the_sdk_hold_for_what_is_not_set(
