@@ -2,7 +2,7 @@
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help dist deb version workflows release run check lint quick test-pythons test-kubernetes core others test installed slurm-trees image-parts checks collected rules prometheus-3 skips packages mutants bench accuracy docs site \
+.PHONY: help dist deb version workflows release run check lint quick test-pythons test-kubernetes core others test installed slurm-trees image-parts checks collected rules prometheus-3 thanos skips packages mutants bench accuracy docs site \
   dashboards pictures goldens proto lock clean
 
 # Tests start hundreds of interpreters: without bytecode each of them would compile the exporter anew.
@@ -114,6 +114,9 @@ test-kubernetes: .venv/.installed image-parts ## the chart and the clients on a 
 prometheus-3: .venv/.installed ## our rules, scrapes and pushes in Prometheus 3: four minutes, after a build of as many or more
 	$(BIN)/python -m tests.prometheus3
 	$(BIN)/python -m tests.otlp.prometheus
+
+thanos: .venv/.installed ## our rules' expressions in Thanos over two replicas: a minute, after a build of twenty
+	$(BIN)/python -m tests.thanos
 
 skips: .venv/.installed
 	$(BIN)/python tests/check_skips.py tests/allowed_skips.txt $(RESULTS)/*.xml

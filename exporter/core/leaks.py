@@ -84,8 +84,10 @@ class Span(Struct, gc=False):
     communication nor small kernels."""
     polled: int = 0
     """The part of `communication` in which a peer saves or a stage of a pipeline waits for its neighbour, ppm."""
+    estimate: Estimate | None = None
+    """That of communication, once a detector has asked for it."""
     exposed: Estimate | None = None
-    """The estimate of communication, where it was booked."""
+    """The same, where it was booked."""
     pipe: str = TENSOR_PIPE
     """The pipe whose activity is useful."""
     scale: float = 1.0
@@ -183,8 +185,11 @@ def detect_exposed_communication(span: Span, left: int) -> int:
 
 
 def estimate_of(span: Span) -> Estimate:
-    """The estimate of the time in which only communication kernels ran."""
-    return estimate_communication(span.ev, span.levels, span.policy, span.timed, launches=span.launching)
+    """The estimate of the time in which only communication kernels ran; several detectors of a span need it."""
+    if span.estimate is None:
+        launches = span.launching
+        span.estimate = estimate_communication(span.ev, span.levels, span.policy, span.timed, launches=launches)
+    return span.estimate
 
 
 def estimate_data_stall(span: Span, left: int) -> int:

@@ -1,0 +1,109 @@
+"""Asks Thanos what our rules ask Prometheus, over two replicas that each missed something: `make thanos`.
+
+Thanos is built from its Go module, which go.mod beside this file pins; the program lies in `.cache/thanos`. Two
+Prometheus of Debian hold the pages of nine nodes and all that the rules make of them, each without a third of it, as
+after an outage. A sidecar beside each, and a querier that deduplicates, must answer every expression as one Prometheus
+does that has everything.
+"""
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests import go_module
+from tests.dashboards.past import Past, prometheus, rules
+from tests.dashboards.stories import played
+from tests.e2e.databases import ready, started
+from tests.e2e.running import environment, running
+from tests.e2e.test_prometheus_scale import END, NODES, Kept, asked, one
+from tests.ports import free_port
+from tests.waiting import wait_for
+
+HERE = Path(__file__).parent
+PROGRAM = go_module.ROOT / ".cache" / "thanos" / "thanos"
+_REPLICAS = 2
+_OF = 3
+"""Each replica misses one write in so many, no two the same."""
+
+
+@contextmanager
+def thanos(folder: Path, *words: str) -> Iterator[tuple[str, str]]:
+    """Run a component until the block ends; give the addresses of its HTTP and gRPC servers."""
+    http, grpc = (f"127.0.0.1:{free_port()}" for _ in range(2))
+    line = [f"{PROGRAM}", *words, f"--http-address={http}", f"--grpc-address={grpc}", "--log.level=warn"]
+    with running(line, folder / f"{words[0]}-{grpc.rpartition(':')[2]}.log", environment()) as program:
+        with httpx.Client(base_url=f"http://{http}", trust_env=False) as client:
+            wait_for(lambda: program.alive() and ready(client), f"thanos {words[0]} is ready")
+        yield http, grpc
+
+
+@contextmanager
+def replica(folder: Path, number: int, written: Sequence[bytes]) -> Iterator[str]:
+    """Run a Prometheus that missed some of what was written, and its sidecar; give the sidecar's gRPC address."""
+    config = {"global": {"external_labels": {"replica": f"{number}"}}}
+    words = (
+        f"--storage.tsdb.path={folder}/{number}/data", "--storage.tsdb.retention.time=100y",
+        "--storage.tsdb.min-block-duration=300d", "--storage.tsdb.max-block-duration=300d",
+        "--web.enable-remote-write-receiver",
+    )  # fmt: skip
+    with started(folder / f"{number}", config, *words) as client:
+        for place, content in enumerate(written):
+            if place % _OF != number:
+                client.post("/api/v1/write", content=content).raise_for_status()
+        sidecar = ("sidecar", f"--prometheus.url={client.base_url}", f"--tsdb.path={folder}/{number}/data")
+        with thanos(folder, *sidecar) as (_, grpc):
+            yield grpc
+
+
+@contextmanager
+def everything(folder: Path) -> Iterator[tuple[httpx.Client, list[bytes]]]:
+    """Run a Prometheus with all pages and all that the rules record of them; give also what was written."""
+    folder.mkdir()
+    with prometheus(folder) as server, httpx.Client(base_url=server.url, trust_env=False, timeout=120) as client:
+        kept = Kept(client)
+        past = Past(server.url, kept)  # type: ignore[arg-type]
+        for story in NODES:
+            past.write(played(story, end=END)[1])
+        past.record(rules(), start=END - 1500, end=END)
+        yield client, kept.written
+
+
+def compare(here: httpx.Client, there: httpx.Client) -> int:
+    """Return the number of expressions that have an answer. Raises AssertionError if one differs."""
+    said = 0
+    for rule in rules():
+        expected, found = (asked(client, rule.expr, time=f"{END}") for client in (here, there))
+        assert found == pytest.approx(expected, rel=1e-6, nan_ok=True), f"Thanos answers {rule.expr} otherwise"
+        said += bool(expected)
+    return said
+
+
+def main() -> int:
+    """Return 0 if Thanos answers as Prometheus does."""
+    go_module.build(HERE, "github.com/thanos-io/thanos/cmd/thanos", PROGRAM, "-ldflags", "-s -w")
+    version = subprocess.run([f"{PROGRAM}", "--version"], check=True, capture_output=True, text=True).stdout
+    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
+        folder = Path(name)
+        here, written = stack.enter_context(everything(folder / "all"))
+        stores = [stack.enter_context(replica(folder, number, written)) for number in range(_REPLICAS)]
+        words = ("query", "--query.replica-label=replica", *(f"--endpoint={store}" for store in stores))
+        http, _ = stack.enter_context(thanos(folder, *words))
+        there = stack.enter_context(httpx.Client(base_url=f"http://{http}", trust_env=False, timeout=120))
+        nodes = partial(one, there, "count(node:gpu_efficiency_info)", time=f"{END}")
+        wait_for(lambda: nodes() == len(NODES), "both replicas are queried")
+        said = compare(here, there)
+    sys.stdout.write(
+        f"{version.splitlines()[0]}: {said} of {len(rules())} expressions have data, all as in Prometheus\n"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
