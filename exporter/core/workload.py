@@ -169,6 +169,8 @@ class WorkloadCredit(Struct, eq=False):
             self.last[balance] = round(nanoseconds * seen) * weight // PPM
             self._add(balance, self.last[balance] - self.accrued[balance], room=room * weight // PPM)
             self.accrued[balance] = 0
+        # What polled and is not in its report, such as the first minutes of a hang, is no other time's communication.
+        self.credit[COMMUNICATION] = max(0, self.credit[COMMUNICATION])
         peak = peak_flops_of(device, report.dtype)
         if report.model_flops is None or not peak:
             return
@@ -260,9 +262,14 @@ class WorkloadCredit(Struct, eq=False):
         return credit // ms if credit > 0 else 0
 
     def spend(self, balance: int, ppm: int, ms: int) -> None:
-        """Deduct `ppm` of `ms` milliseconds that were booked, without overdrawing the balance."""
+        """Deduct `ppm` of `ms` milliseconds that were booked.
+
+        Of all balances only that of communication is overdrawn: a kernel that polls is booked at once, and the report
+        that names its time comes later.
+        """
         credit = self.credit[balance]
-        self.credit[balance] = max(credit - ppm * ms, min(credit, 0))
+        least = -self._max_balance() if balance == COMMUNICATION else 0
+        self.credit[balance] = max(credit - ppm * ms, min(credit, least))
 
 
 def peak_flops_of(device: Device, dtype: str = "") -> float:

@@ -102,6 +102,30 @@ def test_a_bubble_of_the_schedule_takes_waiting_then_slack() -> None:
     assert found["useful"] == pytest.approx(0.45)
 
 
+def test_communication_that_was_seen_is_not_booked_again_when_it_is_reported() -> None:
+    """A kernel that polls is booked at once, and the report of that time comes later; a later one counts anew."""
+    ledger = opened()
+    second(ledger, 2, WORKING, said(0, 2, phases={"communication": 0.0}))
+    before = parts(ledger)
+    second(ledger, 3, SPINNING)
+    second(ledger, 4, WORKING, said(2, 4, phases={"communication": 1.0}))
+    assert lost(ledger, before)["exposed_communication"] == pytest.approx(1.0)
+    second(ledger, 5, WORKING, said(4, 5, phases={"communication": 0.2}))
+    assert lost(ledger, before)["exposed_communication"] == pytest.approx(1.2)
+
+
+def test_what_polled_and_was_not_reported_takes_nothing_from_later_reports() -> None:
+    """As a hang that ends, whose first minutes are communication."""
+    ledger = opened()
+    second(ledger, 2, WORKING, said(0, 2, phases={"communication": 0.0}))
+    for at in range(3, 13):
+        second(ledger, at, SPINNING)
+    second(ledger, 13, WORKING, said(2, 13, phases={"communication": 0.0}))
+    before = parts(ledger)
+    second(ledger, 14, WORKING, said(13, 14, phases={"communication": 0.2}))
+    assert lost(ledger, before)["exposed_communication"] == pytest.approx(0.2)
+
+
 def test_a_schedule_s_bubble_is_no_communication() -> None:
     """The program measures its bubble as communication: of 0.5 s reported, the schedule explains 0.4."""
     ledger = opened()

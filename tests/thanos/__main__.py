@@ -28,6 +28,8 @@ from tests.waiting import wait_for
 
 HERE = Path(__file__).parent
 PROGRAM = go_module.ROOT / ".cache" / "thanos" / "thanos"
+_FLAGS = ("-tags", "slicelabels", "-ldflags", "-s -w")
+"""As Thanos builds itself: it shares memory with Prometheus' labels, whose layout depends on the tag."""
 _REPLICAS = 2
 _OF = 3
 """Each replica misses one write in so many, no two the same."""
@@ -87,7 +89,7 @@ def compare(here: httpx.Client, there: httpx.Client) -> int:
 
 def main() -> int:
     """Return 0 if Thanos answers as Prometheus does."""
-    go_module.build(HERE, "github.com/thanos-io/thanos/cmd/thanos", PROGRAM, "-ldflags", "-s -w")
+    go_module.build(HERE, "github.com/thanos-io/thanos/cmd/thanos", PROGRAM, *_FLAGS)
     version = subprocess.run([f"{PROGRAM}", "--version"], check=True, capture_output=True, text=True).stdout
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         folder = Path(name)
