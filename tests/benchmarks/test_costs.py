@@ -220,7 +220,7 @@ def test_a_daemon_that_did_less_than_the_row_says_is_not_measured(wrong: dict[st
 
 @pytest.mark.benchmark
 @pytest.mark.usefixtures("_stand_ins")
-def test_four_daemons_sample_fast_and_in_instances() -> None:
+def test_daemons_sample_fast_and_in_instances_and_are_scraped() -> None:
     found = sampling(quick=True)
-    assert [line.budget for line in found if line.budget] == ["<= 3 %", "<= 3 %", "<= 4 %", "<= 4 %"]
+    assert [line.budget for line in found if line.budget] == [f"<= {most} %" for most in (3, 3, 4, 4, 1, 6)]
     assert all(number(line.median) > 0 for line in found[::2])
