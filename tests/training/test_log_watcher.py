@@ -19,6 +19,8 @@ from exporter.config import FollowSettings
 from exporter.core.model import SECOND
 from exporter.job_files import BEHIND_BYTES, LINE_BYTES, FileRefusedError, FileTail, open_job_file
 from exporter.training.logs.watcher import (
+    ALL_BURST,
+    ALL_RATE,
     COUNTS,
     FILE_BYTES,
     FRESH_BYTES,
@@ -549,6 +551,42 @@ def test_one_users_logs_are_read_at_a_bounded_rate_and_lag_is_told(
     assert 39 * USER_RATE <= read * 1024 <= USER_BURST + 41 * USER_RATE
     assert a.counts()["log_behind"] > 30
     assert len([record for record in caplog.records if "is read late" in record.message]) == 1
+
+
+@pytest.mark.slow
+def test_all_logs_together_are_read_at_a_bounded_rate(node: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of many users, of whom each stays within his own."""
+    for name in ("USER_RATE", "USER_BURST"):
+        monkeypatch.setattr(f"exporter.training.logs.watcher.{name}", 1 << 30)
+    a = node()
+    names = [f"12-{n}.log" for n in range(8)]
+    for name in names:
+        a.write(name, line(10))
+    a.poll()
+    read = 0
+    for _ in range(10):  # a second each
+        for name in names:
+            a.write(name, *["x" * 1023] * 256)
+        before = a.watch.counts["log_lines"]
+        a.poll(after=1)
+        read += a.watch.counts["log_lines"] - before
+    assert 8 * ALL_RATE <= read * 1024 <= ALL_BURST + 11 * ALL_RATE
+
+
+@pytest.mark.slow
+def test_the_history_of_many_logs_is_read_in_turn_and_its_steps_stay_history(node: Make) -> None:
+    """Each is read at its head and its end; a user's burst is enough for seven and a part of another."""
+    a = node()
+    names = [f"12-{n:02}.log" for n in range(20)]
+    for name in names:
+        a.write(name, *["x" * 1023] * 200, line(10), line(20))
+    found = [a.poll(after=1)]
+    assert a.counts()["log_files"] == 8
+    found += [a.poll() for _ in range(20)]
+    assert a.counts()["log_files"] == 20
+    assert steps([each for poll in found for each in poll]) == []
+    a.write(names[-1], line(30))
+    assert [step for step, _, _ in steps(a.poll())] == [30]
 
 
 def test_a_file_that_is_far_ahead_is_taken_up_near_its_end(node: Make) -> None:

@@ -228,6 +228,8 @@ class LogWatcher:
         """Files of two jobs, and when they were last found."""
         self._parts: dict[FileKey, _Part] = {}
         """Of files that were followed before, by the last job that wrote them."""
+        self._postponed: set[FileKey] = set()
+        """Logs of jobs that were new, whose history is not read yet."""
         self._refused: set[str] = set()
         self._searched_at, self._polls = -SEARCH_INTERVAL, 0
         self._budget = TokenBucket(ALL_BURST, ALL_RATE / SECOND)
@@ -311,17 +313,40 @@ class LogWatcher:
             part = _Part(location.job_id, 0, 0)
         own = part.job_id == location.job_id
         begin, offset = part.begin if own else part.end, 0
+        new = new or key in self._postponed
         if new or begin or found.st_size > FRESH_BYTES:
+            if min(self._budget_of(found.st_uid).available(now), self._budget.available(now)) <= 0:
+                self._postpone(key, part, new=new)
+                return
+            self._spend(found.st_uid, min(found.st_size, HEAD_BYTES + TAIL_BYTES))
             # After another job's part may be last lines of it that were not read: their steps are not this job's.
             offset = _read_history(handle, found.st_size, reader, tracker, now=now, begin=begin, steps=new and own)
         else:
             tracker.start_fresh()
         tail = FileTail(handle, self.counts, offset=offset)
         name = f"{location.path}\n"
+        self._postponed.discard(key)
         self._files[key] = _OpenLog(tail, reader, name, location.job_id, location.process, now, found.st_uid, begin)
         self._present.add(key)
         self.counts["log_files"] += 1
         log.info("following %r, the log of job %s", location.path, location.job_id)
+
+    def _postpone(self, key: FileKey, part: "_Part", *, new: bool) -> None:
+        """Leave a log for a later poll, which then knows as much about it."""
+        for kept in (self._parts, self._postponed):
+            if len(kept) >= _REFUSALS:
+                kept.clear()
+        self._parts[key] = part
+        if new:
+            self._postponed.add(key)
+        self.counts["log_behind"] += 1
+
+    def _budget_of(self, owner: int) -> TokenBucket:
+        return self._budgets.setdefault(owner, TokenBucket(USER_BURST, USER_RATE / SECOND))
+
+    def _spend(self, owner: int, size: int) -> None:
+        self._budget_of(owner).spend(size)
+        self._budget.spend(size)
 
     def _reading_order(self, job_ids: Iterable[str]) -> list[tuple[str, list[_OpenLog]]]:
         """Jobs with their files; the first job rotates, because there may not be enough bytes for all.
@@ -363,16 +388,15 @@ class LogWatcher:
         return valid
 
     def _read_file(self, tracker: LogTracker, file: _OpenLog, now: int) -> list[TimedMessage]:
-        own = self._budgets.setdefault(file.owner, TokenBucket(USER_BURST, USER_RATE / SECOND))
-        most = int(min(FILE_BYTES, own.available(now), self._budget.available(now)))
+        most = int(min(FILE_BYTES, self._budget_of(file.owner).available(now), self._budget.available(now)))
+        most = max(0, most)  # a history may have taken more than was left
         self._note_lag(file, most)
         try:
             written = file.tail.read(most)
         except OSError as err:
             self._refuse("log_unreadable", f"log of job {file.job_id}: {err.strerror}")
             return []
-        own.spend(written.size)
-        self._budget.spend(written.size)
+        self._spend(file.owner, written.size)
         if written.rewritten:
             file.reader.reset()
             file.begin = 0
