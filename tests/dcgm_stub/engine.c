@@ -86,7 +86,8 @@ static bool measure(struct series *s, struct value *to) {
     if (!sampled(s)) return s->base.known = false;
     errors_logged += level > f->level || unit_at(s->place)->blank[s->field] == 1;
     if (level > f->level || (instance >= 0 && !g->instance[instance].computes)) return false;
-    if (paused || world.paused) return blank_of(s->field, 1, to), s->base.known = false, rates_forget(s->place), true;
+    if ((paused || world.paused) && !g->gpm)
+        return blank_of(s->field, 1, to), s->base.known = false, rates_forget(s->place), true;
     if (f->kind != RATIO && f->kind != BYTES) return measure_gauge(s->place, s->field, to);
     return measure_rate(s->place, s->field, s->period, &s->base, to);
 }
@@ -252,6 +253,14 @@ static void follow_event(int gpu) {
     memcpy(events[gpu], now, sizeof now);
 }
 
+/* A fatal Xid blinds the process that met it, whatever the script leaves out later; the next process sees. */
+static void follow_blindness(void) {
+    static bool said, blind;
+    if (world.down || world.incarnation != incarnation) blind = false;
+    if (world.blind && !said) blind = true;
+    said = world.blind, world.blind = blind;
+}
+
 static void follow_engine(void) {
     if (world.down || world.incarnation != incarnation) clients_wipe(false);
     incarnation = world.incarnation;
@@ -266,7 +275,8 @@ void world_now(void) {
     bool changed;
     int64_t before = world.now, now = script_read(&changed);
     if (!started) rates_start(before = now), world.now = now, incarnation = world.incarnation;
-    else if (changed) follow_engine();
+    if (changed) follow_blindness();
+    if (changed && started) follow_engine();
     started = true;
     world.now = before;
     if (changed) follow_outside();

@@ -263,14 +263,19 @@ status_t dcgmProfGetSupportedMetricGroups(handle_t h, struct metric_groups *grou
     return leave(status);
 }
 
+/* Only what the profiling module samples can be paused: where every board has GPM, there is nothing. */
+static status_t pause_profiling(bool on) {
+    for (unsigned i = 0; i < world.count; i++)
+        if (!world.gpu[i].gpm) return engine_pause(on), OK;
+    return NOT_SUPPORTED;
+}
+
 status_t dcgmProfPause(handle_t h) {
     ENTER(h);
-    engine_pause(true);
-    return leave(OK);
+    return leave(pause_profiling(true));
 }
 
 status_t dcgmProfResume(handle_t h) {
     ENTER(h);
-    engine_pause(false);
-    return leave(OK);
+    return leave(pause_profiling(false));
 }

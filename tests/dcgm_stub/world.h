@@ -17,7 +17,7 @@
  *                           dead, its watches, groups and values are gone
  *   engine down             nobody answers; as a restart for those connected
  *   engine blind            a fatal Xid made it stop all driver calls: every field of every GPU is blank, and no Xid is
- *                           told, until it is another incarnation
+ *                           told, until it is another incarnation, whether or not this line stands
  *   engine hung [MS]        it accepts connections and answers nothing, until the script says otherwise or MS real
  *                           milliseconds (default 60000) have passed; a request then times out
  *   drop N                  the first N connections ever made are broken; the engine lives
@@ -25,7 +25,8 @@
  *   error CALL CODE         that DCGM function fails, on every GPU or as a whole
  *   sleep CALL MS           that DCGM function takes so long (real time)
  *   profiling CODE          watching profiling fields and asking for their metric groups fails with CODE
- *   paused 1                another client has paused profiling: blanks
+ *   paused 1                another client has paused profiling: blanks of the boards without GPM. The others cannot
+ *                           be paused: dcgmProfPause and dcgmProfResume are NOT_SUPPORTED where there are no others
  *   watcher FIELD MS        another client watches that field on everything with this period
  *   late FIELD MS           values of that field are stored so long after their stamp
  *   jitter US               every other cycle comes so much late

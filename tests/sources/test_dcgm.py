@@ -99,6 +99,7 @@ def test_links_are_bytes_per_second(rig: DcgmRig) -> None:
 
 
 def test_a_blank_engine_is_unobserved_time_and_not_idleness(rig: DcgmRig) -> None:
+    rig.say("gpu * gpm 0")
     rig.readings(0, 1)
     rig.say("paused 1")
     *_, last = rig.readings(2, 3, 4)
@@ -363,6 +364,7 @@ def test_a_wanted_recovery_is_the_boards_condition_while_it_lasts(
 
 
 def test_a_pause_frees_the_counters_for_everybody_and_ends_with_the_next_read(rig: DcgmRig) -> None:
+    rig.say("gpu * gpm 0")
     rig.readings(0, 1)
     rig.source.pause()
     assert rig.stub.calls("dcgmProfPause") == 1
@@ -371,6 +373,8 @@ def test_a_pause_frees_the_counters_for_everybody_and_ends_with_the_next_read(ri
 
 
 def test_closing_leaves_no_pause_behind(rig: DcgmRig) -> None:
+    rig.say("gpu * gpm 0")
+    rig.readings(0)
     rig.source.pause()
     rig.source.close()
     assert rig.stub.calls("dcgmProfResume") == 1

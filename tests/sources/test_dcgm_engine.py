@@ -73,6 +73,42 @@ def test_where_the_engine_gives_no_uuid_cudas_name_is_taken_unless_it_is_the_eng
 # -- an engine that went blind --
 
 
+@pytest.mark.parametrize("stands", [True, False])
+def test_a_blind_engine_has_no_value_of_any_field_and_tells_no_xid_until_another_answers(
+    closed: DcgmRig, *, stands: bool
+) -> None:
+    """E2."""
+    both = ((GPU, 0), (GPU, 1))
+    client = an_engine(closed)
+    client.watch(230, *FIELDS_OF_A_BOARD, entities=both)
+
+    def known() -> set[tuple[int, int]]:
+        """Each GPU and field with a value, of those that are sampled and of those that are asked of the driver."""
+        seen = [one for entity in both for one in client.latest(230, *FIELDS_OF_A_BOARD, entity=entity)]
+        seen += [one for entity in both for one in client.latest(*NAMES_OF_A_BOARD, entity=entity, live=True)]
+        values = [one for one in seen if one.status == 0 and one.value != "<<<NULL>>>"]
+        return {
+            (one.entity[1], one.field) for one in values if not isinstance(one.value, float | int) or one.value < 2**46
+        }
+
+    closed.stub.run(closed.stub.now + 5_000_000)
+    every = {(gpu, field) for gpu in (0, 1) for field in (*FIELDS_OF_A_BOARD, *NAMES_OF_A_BOARD)}
+    assert known() == every
+    closed.say("engine blind", "gpu 1 xid 119 1")
+    closed.stub.run(closed.stub.now + 5_000_000)
+    assert client.dcgmGetAllDevices() == [0, 1]
+    assert known() == set()
+    if not stands:
+        closed.unsay("engine blind")
+    closed.stub.run(closed.stub.now + 5_000_000)
+    assert known() == set()
+    closed.stub.restart()
+    client = Client(closed.stub)
+    client.watch(230, *FIELDS_OF_A_BOARD, entities=both)
+    closed.stub.run(closed.stub.now + 5_000_000)
+    assert known() == every
+
+
 def test_a_blind_engine_is_named_with_what_to_do(rig: DcgmRig) -> None:
     rig.readings(0, 1, 2)
     rig.say("engine blind", "gpu 1 xid 119 1")
@@ -104,6 +140,7 @@ def test_one_blind_gpu_is_named_and_the_others_go_on(rig: DcgmRig) -> None:
     assert [kinds(rig.read(second)) for second in range(12, 15)][-1] == set()
 
 
+NAMES_OF_A_BOARD = (50, 52, 54, 57, 67)
 FIELDS_OF_A_BOARD = (
     *(100, 112, 150, 155, 156, 164, 203, 206, 207, 250, 252, 1001, 1002, 1003, 1004, 1005, 1006, 1007, 1008),
     *(1009, 1010, 1011, 1012, 1016),
@@ -377,15 +414,34 @@ def test_nothing_is_asked_that_the_engine_would_complain_of(closed: DcgmRig) -> 
 # -- a pause that is refused --
 
 
+@pytest.mark.parametrize("without", ["", "1", "*"])
+def test_a_pause_is_refused_where_every_board_has_gpm_and_stops_only_the_boards_without(
+    closed: DcgmRig, without: str
+) -> None:
+    """E9."""
+    closed.say(f"gpu {without} gpm 0" if without else "")
+    client = an_engine(closed)
+    client.watch(1004, 155, entities=((GPU, 0), (GPU, 1)))
+    closed.stub.run(closed.stub.now + 5_000_000)
+    if without:
+        client.dcgmProfPause()
+    else:
+        assert client.refusal("dcgmProfPause") == client.refusal("dcgmProfResume") == NOT_SUPPORTED
+    closed.stub.run(closed.stub.now + 5_000_000)
+    measured = [gpu for gpu in (0, 1) if client.value(1004, entity=(GPU, gpu)) == pytest.approx(0.4)]
+    assert measured == {"": [0, 1], "1": [0], "*": []}[without]
+    assert [client.value(155, entity=(GPU, gpu)) for gpu in (0, 1)] == [500, 500]
+
+
 def test_a_pause_that_these_boards_do_not_need_is_told_at_once(rig: DcgmRig, caplog: pytest.LogCaptureFixture) -> None:
     rig.readings(0, 1)
-    rig.say(f"error dcgmProfPause {NOT_SUPPORTED}")
     rig.run(START + 2 * SECOND)
     with caplog.at_level(logging.WARNING):
         rig.source.pause()
     (record,) = caplog.records
     assert "a profiler can run beside this" in record.getMessage()
     assert kinds(rig.read(60)) == set()
+    assert all(reading.tensor_active for reading in rig.readings(61, 62))
 
 
 def test_a_pause_that_a_killed_daemon_left_on_the_engine_is_over_with_the_first_read_of_the_next(

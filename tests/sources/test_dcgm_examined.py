@@ -614,6 +614,7 @@ def test_a_refused_pause_is_told_and_harms_nothing(world: World) -> None:
 
 
 def test_a_refused_resume_is_told_and_not_asked_for_again(world: World) -> None:
+    world.start("gpu * gpm 0")
     world.open()
     world.reads(3)
     world.source.pause()
@@ -626,6 +627,7 @@ def test_a_refused_resume_is_told_and_not_asked_for_again(world: World) -> None:
 
 def test_a_pause_is_taken_back_though_its_connection_died(world: World) -> None:
     """A pause is global to the engine: if it were left behind, no client would get profiling values any more."""
+    world.start("gpu * gpm 0")
     world.open()
     world.reads(3)
     world.source.pause()
