@@ -147,9 +147,10 @@ def failed(served: Daemon, since: Page) -> Page:
 
 
 def test_an_engine_that_restarts_breaks_or_is_down_is_met_again_and_left_as_it_was(
-    serve: Callable[..., Daemon], engine: HostEngine
+    serve: Callable[..., Daemon], engine: HostEngine, tmp_path: Path
 ) -> None:
-    served = serve()
+    known = tmp_path / "inventory.json"
+    served = serve(GPU_EFFICIENCY_INVENTORY_FILE=f"{known}")
     page = begun(served)
     there = engine.counts(served)
     assert (there["connections"], there["groups"]) == (1, 3)
@@ -166,6 +167,27 @@ def test_an_engine_that_restarts_breaks_or_is_down_is_met_again_and_left_as_it_w
         now = engine.counts(served)
         assert {what: now[what] for what in COUNTED} == {what: there[what] for what in COUNTED}
     assert "the connection is dead, a new one is needed" in served.program.log()
+    inventory = known.read_text()
+    goes_blind(served, engine, page)
+    assert known.read_text() == inventory
+
+
+def goes_blind(served: Daemon, engine: HostEngine, page: Page) -> None:
+    """After a fatal Xid the engine has no value of any GPU: it says what to do, and no GPU is another one or gone."""
+    gpus = page.by("uuid", "paid_seconds_total").keys()
+    engine.says("engine blind", "gpu 1 xid 119 1")
+    blind = failed(served, since=page)
+    what_to_do = "then `systemctl restart nvidia-dcgm`"
+    assert what_to_do in served.program.log()
+    wait_for(lambda: what_to_do in served.get("/readyz").text, "/readyz names it")
+    assert served.get("/readyz").status_code == 200
+    assert what_to_do in served.get("/api/v1/node").json()["node"]["last_error"]
+    wait_for(lambda: "names none of them" in served.get("/readyz").text, "it is met again, blind")
+    blind = failed(served, since=blind)
+    engine.restarts()
+    back = grown(served, blind, *ALL)
+    assert back.by("uuid", "paid_seconds_total").keys() == blind.by("uuid", "paid_seconds_total").keys() == gpus
+    wait_for(lambda: what_to_do not in served.get("/readyz").text, "the error is over")
 
 
 @pytest.mark.parametrize("where", ["read", "connect"])
