@@ -17,7 +17,7 @@ from binascii import Error as NotBase64
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, nullcontext
 from ipaddress import ip_address
 from math import inf
 from pathlib import Path
@@ -38,6 +38,10 @@ _MAX_WAITING = 16
 """Maximum number of requests that wait for a password check; one hash is computed at a time."""
 _FORGIVEN_SECONDS, _MOST_FAILED = 600.0, 4096
 """How long a wrong password is held against its address, and for how many addresses that is remembered."""
+_SHARE = 0.1
+"""Of a processor, on average, for wrong passwords of addresses that have failed lately; as much for those of others."""
+_GUESSING_AT_ONCE, _FIRST_AT_ONCE = 2.0, 6.0
+"""Processor seconds that these may take at once; more for others, as each address of an attack fails there once."""
 
 
 class PasswordChecker:
@@ -49,12 +53,13 @@ class PasswordChecker:
         self._verified: dict[str, bytes] = {}
         self._salt = os.urandom(16)
         self._decoy = b"$2b$%02d$" % max(int(password_hash[4:6]) for password_hash in self._hashes.values()) + b"." * 53
-        self._hash_lock = asyncio.Lock()
+        self._hash_lock, self._guess_turn = asyncio.Lock(), asyncio.Lock()
+        """Only the guess whose turn it is waits for the lock, so that a first login waits for one guess at most."""
         self._waiting: Counter[bool] = Counter()
         """Requests that wait for a check, of addresses that have failed lately (True) and of others."""
         self._per_address = AddressBuckets(5, 0.5)
-        self._overall = {True: TokenBucket(20, 2), False: TokenBucket(20, 2)}
-        """Checks for addresses that have failed lately, and for others: guesses take nothing from a first login."""
+        self._overall = {True: TokenBucket(_GUESSING_AT_ONCE, _SHARE), False: TokenBucket(_FIRST_AT_ONCE, _SHARE)}
+        """Processor seconds for addresses that have failed lately, and for others, whatever a hash costs."""
         self._failed_at: dict[str, float] = {}
         """When a check for an address last failed, the latest last."""
 
@@ -72,14 +77,14 @@ class PasswordChecker:
             return "later"
         self._waiting[guesses] += 1
         try:
-            async with self._hash_lock:
-                return (
-                    "yes"
-                    if self._is_verified(name, digest)
-                    else await self._check_hash(name, password, digest, address)
-                )
+            async with self._guess_turn if guesses else nullcontext(), self._hash_lock:
+                if self._is_verified(name, digest):
+                    return "yes"
+                if guesses or not self.guesses(address):
+                    return await self._check_hash(name, password, digest, address)
         finally:
             self._waiting[guesses] -= 1
+        return await self.verdict(header, address)  # the address has failed meanwhile: this waits among the guesses
 
     def knows(self, header: str | None) -> bool:
         """Return whether these credentials were correct before; computes no hash."""
@@ -89,21 +94,16 @@ class PasswordChecker:
     async def _check_hash(self, name: str, password: bytes, digest: bytes, address: str) -> Verdict:
         now, bucket = time.monotonic(), self._per_address.bucket_of(address)
         overall = self._overall[self.guesses(address)]
-        if not bucket.take(now):
+        if overall.available(now) <= 0 or not bucket.take(now):
             return "later"
-        if not overall.take(now):
-            bucket.refund()
-            return "later"
-        if (
-            not await asyncio.get_running_loop().run_in_executor(
-                _HASHING, _matches, password, self._hashes.get(name, self._decoy)
-            )
-            or name not in self._hashes
-        ):
+        matches, spent = await asyncio.get_running_loop().run_in_executor(
+            _HASHING, _timed_match, password, self._hashes.get(name, self._decoy)
+        )
+        if not matches or name not in self._hashes:
+            overall.spend(spent)
             self._note_failure(address, now)
             return "no"
         bucket.refund()
-        overall.refund()
         self._verified[name] = digest
         return "yes"
 
@@ -138,6 +138,12 @@ def parse_credentials(header: str | None) -> tuple[str, bytes] | None:
 
 _HASHING = ThreadPoolExecutor(1, thread_name_prefix="passwords", initializer=give_way)
 """Hashing takes some 50 ms, without the interpreter's lock, and would else take half the processor from a scrape."""
+
+
+def _timed_match(password: bytes, password_hash: bytes) -> tuple[bool, float]:
+    """Return whether the password matches, and the processor seconds that this took."""
+    began = time.thread_time()
+    return _matches(password, password_hash), time.thread_time() - began
 
 
 def _matches(password: bytes, password_hash: bytes) -> bool:

@@ -4,10 +4,11 @@ import asyncio
 import os
 import threading
 from base64 import b64encode
-from types import SimpleNamespace
+from collections.abc import Callable
 
 import bcrypt
 import pytest
+from msgspec import Struct
 
 from exporter.web import security as module
 from exporter.web.security import PasswordChecker, parse_credentials
@@ -20,10 +21,44 @@ def basic(name: str, word: bytes) -> str:
     return "Basic " + b64encode(name.encode() + b":" + word).decode()
 
 
+class Clock(Struct):
+    """No time passes but what a test lets pass: on a busy machine seconds would, and with them comes leave to guess."""
+
+    now: float = 1000.0
+    used: float = 0.0
+    """Processor seconds."""
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def thread_time(self) -> float:
+        return self.used
+
+
 @pytest.fixture(autouse=True)
-def _frozen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No time passes: on a busy machine seconds would, and with them comes leave to guess again."""
-    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: 1000.0))
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(module, "time", clock)
+    return clock
+
+
+@pytest.fixture
+def hash_takes(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> Callable[[float], list[bytes]]:
+    """Let every hash take so many processor seconds, by the clock; returns the passwords that are hashed, in order."""
+
+    def takes(seconds: float) -> list[bytes]:
+        hashed: list[bytes] = []
+
+        def matches(word: bytes, _known: bytes) -> bool:
+            clock.used += seconds
+            clock.now += seconds
+            hashed.append(word)
+            return word == b"right"
+
+        monkeypatch.setattr(module, "_matches", matches)
+        return hashed
+
+    return takes
 
 
 @pytest.fixture
@@ -135,26 +170,81 @@ def test_guessing_names_is_slowed_as_guessing_passwords_is() -> None:
     assert ask(PasswordChecker(HASHES), *[("nobody", b"wrong")] * 9) == ["no"] * 5 + ["later"] * 4
 
 
-def test_guessing_from_everywhere_is_slowed_too(looked_at: list[bytes]) -> None:
-    users = PasswordChecker(HASHES)
-    got = [ask(users, ("ada", b"wrong"), address=f"10.0.0.{host % 50}")[0] for host in range(100)]
-    assert got[:20] == ["no"] * 20
-    assert got.count("later") >= 50
-    assert len(looked_at) <= 45
+COSTS = pytest.mark.parametrize("seconds", [0.07, 0.3, 1.0])
+"""Of processor time, that a hash takes: about bcrypt's cost 10, 12 and 14."""
 
 
-def test_a_first_login_is_checked_whoever_guesses() -> None:
-    """Guesses from many addresses have used up all that there is for them: an address without a failure has its own."""
+@COSTS
+def test_guesses_take_a_fifth_of_a_processor_whatever_a_hash_costs(
+    seconds: float, clock: Clock, hash_takes: Callable[[float], list[bytes]]
+) -> None:
+    """Twenty addresses go on and others come, each for one guess, in the five minutes beyond what may be at once."""
+    users, hashed = PasswordChecker(HASHES), hash_takes(seconds)
+    began = clock.now
+
+    async def all_of() -> None:
+        tries = 0
+        while clock.now < began + 300:
+            tries += 1
+            await users.verdict(basic("ada", b"wrong"), f"10.0.0.{tries % 20}")
+            await users.verdict(basic("ada", b"wrong"), f"10.1.{tries // 250}.{tries % 250}")
+            clock.now += 0.2
+
+    asyncio.run(all_of())
+    at_once = module._GUESSING_AT_ONCE + module._FIRST_AT_ONCE
+    spent, allowed = len(hashed) * seconds, 2 * module._SHARE * (clock.now - began)
+    assert allowed - 2 * seconds <= spent <= allowed + at_once + 2 * seconds
+
+
+@pytest.mark.parametrize("seconds", [0.3, 1.0])
+def test_guesses_take_nothing_from_a_first_login(
+    seconds: float, clock: Clock, hash_takes: Callable[[float], list[bytes]]
+) -> None:
+    """Guesses of three addresses have used up what guesses may: a check for an address without failures has its own."""
+    users, hashed = PasswordChecker(HASHES), hash_takes(seconds)
+    for number in range(15):
+        ask(users, ("ada", b"wrong"), address=f"10.0.0.{number % 3}")
+    assert users._overall[True].available(clock.now) <= 0
+    assert ask(users, ("ada", b"right"), address="10.0.1.1") == ["yes"]
+    assert hashed[-1] == b"right"
+
+
+def test_a_first_login_is_checked_whoever_guesses(clock: Clock, hash_takes: Callable[[float], list[bytes]]) -> None:
+    """Where more new addresses fail than may at once, a first login waits until there is time for one again."""
     users = PasswordChecker(HASHES)
-    for _ in range(3):
-        for host in range(20):
-            ask(users, ("ada", b"wrong"), address=f"10.0.0.{host}")
-    assert ask(users, ("ada", b"wrong"), address="10.0.0.1") == ["later"]
-    assert ask(users, ("ada", b"right"), address="10.0.1.1") == ["later"]  # twenty first failures used up the others'
-    users._overall[False].refund()  # half a second later
+    hash_takes(1.0)
     for host in range(20):
         ask(users, ("ada", b"wrong"), address=f"10.0.0.{host}")
+    assert ask(users, ("ada", b"right"), address="10.0.1.1") == ["later"]
+    clock.now += 1 / module._SHARE
     assert ask(users, ("ada", b"right"), address="10.0.1.1") == ["yes"]
+
+
+def test_a_first_login_waits_for_one_guess_at_most(hash_takes: Callable[[float], list[bytes]]) -> None:
+    users, hashed = PasswordChecker(HASHES), hash_takes(0.07)
+    for host in range(8):
+        ask(users, ("ada", b"wrong"), address=f"10.0.0.{host}")
+    hashed.clear()
+
+    async def together() -> list[str]:
+        guesses = [users.verdict(basic("ada", b"guess"), f"10.0.0.{host}") for host in range(8)]
+        return await asyncio.gather(*guesses, users.verdict(basic("ada", b"right"), "10.0.1.1"))
+
+    assert asyncio.run(together()) == ["no"] * 8 + ["yes"]
+    assert hashed.index(b"right") <= 1
+
+
+def test_guesses_that_came_before_the_first_of_them_failed_wait_as_guesses(
+    hash_takes: Callable[[float], list[bytes]],
+) -> None:
+    users, hashed = PasswordChecker(HASHES), hash_takes(0.07)
+
+    async def together() -> list[str]:
+        guesses = [users.verdict(basic("ada", b"guess"), "10.0.0.1") for _ in range(5)]
+        return await asyncio.gather(*guesses, users.verdict(basic("ada", b"right"), "10.0.0.2"))
+
+    assert asyncio.run(together())[-1] == "yes"
+    assert hashed.index(b"right") <= 2
 
 
 def test_guesses_that_wait_leave_room_for_a_first_login() -> None:

@@ -1,6 +1,6 @@
 """A red team against one daemon with everything switched on: does it live, answer and count right?
 
-    python -m tests.fuzz.redteam [--minutes 30] [--seed N] [--only "ATTACK"] [--json FILE]
+    python -m tests.fuzz.redteam [--minutes 30] [--seed N] [--only "ATTACK"] [--cost N] [--json FILE]
 
 Prints a table and JSON; status 1 where something did not hold, 2 where it could not be run. Full strength needs root:
 other users, control groups and a memory limit are left out without.
@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 from tests.fuzz.redteam.campaign import ATTACKS, Plan, run
+from tests.fuzz.redteam.logins import COST
 from tests.fuzz.redteam.verdict import as_json, judge, table
 
 
@@ -25,10 +26,13 @@ def main() -> int:
     words.add_argument(
         "--only", action="append", choices=list(ATTACKS), default=[], help="this attack; may be repeated"
     )
+    words.add_argument("--cost", type=int, default=COST, help="of bcrypt, for the hashes of passwords")
     words.add_argument("--json", type=Path, help="file for the JSON, else it follows the table")
     words.add_argument("--log", type=Path, help="file for a copy of the daemon's log")
     given = words.parse_args()
-    plan = Plan(given.minutes * 60, given.seed, given.settle, given.intensity, given.overlap, tuple(given.only))
+    plan = Plan(
+        given.minutes * 60, given.seed, given.settle, given.intensity, given.overlap, tuple(given.only), given.cost
+    )
     course = run(plan, lambda text: print(text, file=sys.stderr, flush=True))
     verdict = judge(course)
     print(table(verdict))

@@ -28,7 +28,7 @@ from tests.fuzz.redteam.attacks import (
 )
 from tests.fuzz.redteam.child import Child
 from tests.fuzz.redteam.honest import Reporter, Scrape, Scraper, start_as_slurm
-from tests.fuzz.redteam.logins import FirstLogins, Login, number_of_logins
+from tests.fuzz.redteam.logins import COST, FirstLogins, Login, number_of_logins
 from tests.fuzz.redteam.node import Node, running
 from tests.fuzz.redteam.tally import Tally
 from tests.fuzz.redteam.target import BY_HTTP, HONEST, SERVING, Attack, Episode, Job
@@ -65,6 +65,8 @@ class Plan(Struct, frozen=True):
     """Attacks at the same time."""
     only: tuple[str, ...] = ()
     """Attacks by name; none: all."""
+    cost: int = COST
+    """Of the bcrypt hashes of all users."""
 
 
 class Ran(Struct, frozen=True):
@@ -107,7 +109,8 @@ def run(plan: Plan, tell: Callable[[str], None]) -> Course:
     others = tuple(cores[:-1]) or (core,)
     os.sched_setaffinity(0, others)
     try:
-        with running(core, plan.intensity, people=number_of_logins(plan.seconds)) as node:
+        people = number_of_logins(plan.seconds)
+        with running(core, plan.intensity, people=people, cost=plan.cost) as node:
             return _Run(plan, node, others, tell).course()
     finally:
         os.sched_setaffinity(0, cores)

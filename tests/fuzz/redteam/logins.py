@@ -19,7 +19,7 @@ PATIENCE = 30.0
 """Seconds after which a login has failed."""
 _AGAIN = 0.5
 """Seconds after which who was refused tries again."""
-_COST = 10
+COST = 10
 """Of bcrypt, as in the documents."""
 
 
@@ -40,9 +40,9 @@ def person(number: int) -> str:
     return f"person{number}"
 
 
-def hashed(password: str) -> str:
-    """Return the password's hash; that of every user may be the same, each is checked and remembered by itself."""
-    return bcrypt.hashpw(password.encode(), bcrypt.gensalt(_COST)).decode()
+def hashed(password: str, cost: int) -> str:
+    """Return the hash; that of every user may be the same, each is checked and remembered by itself."""
+    return bcrypt.hashpw(password.encode(), bcrypt.gensalt(cost)).decode()
 
 
 def seconds_of_check(password_hash: str) -> float:

@@ -134,8 +134,8 @@ def _guest(path: Path) -> int:
 
 
 @contextmanager
-def running(core: int, intensity: float, *, people: int) -> Iterator[Node]:
-    """Start the daemon on that processor, with so many users beside the scraper; end it at last."""
+def running(core: int, intensity: float, *, people: int, cost: int) -> Iterator[Node]:
+    """Start the daemon on that processor, with so many users beside the scraper, whose hashes cost that."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="redteam-")))
         folder.chmod(0o755)
@@ -144,7 +144,7 @@ def running(core: int, intensity: float, *, people: int) -> Iterator[Node]:
         stack.callback(memory.remove)
         weighted = stack.enter_context(weight())
         ports = tuple(free_port() for _ in range(2 * _ENGINES + 1))
-        check_seconds = _files(folder, ports, people)
+        check_seconds = _files(folder, ports, people, cost)
         process = subprocess.Popen(
             [sys.executable, "-m", "exporter", "serve", "--config", str(folder / "config.toml")],
             cwd=_ROOT,
@@ -197,12 +197,12 @@ def _port(process: subprocess.Popen[bytes], log: Path) -> int:
     raise RuntimeError(f"the daemon does not listen (exit status {process.poll()}). Its log:\n{log.read_text()}")
 
 
-def _files(folder: Path, ports: tuple[int, ...], people: int) -> float:
+def _files(folder: Path, ports: tuple[int, ...], people: int, cost: int) -> float:
     """Write all files; return the processor time of one check of a password."""
     for name in ("run", "mapping", "spool", "bin", "state", "guests", "logs"):
         (folder / name).mkdir(mode=0o755)
     (folder / "state").chmod(0o750)
-    check_seconds = _web(folder, people)
+    check_seconds = _web(folder, people, cost)
     _slurm(folder)
     for job in JOBS:
         logs = folder / "logs" / str(job.id)
@@ -221,11 +221,11 @@ def _files(folder: Path, ports: tuple[int, ...], people: int) -> float:
     return check_seconds
 
 
-def _web(folder: Path, people: int) -> float:
+def _web(folder: Path, people: int, cost: int) -> float:
     words = "req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext subjectAltName=IP:127.0.0.1"
     paths = ("-keyout", str(folder / "tls.key"), "-out", str(folder / "tls.crt"))
     subprocess.run(["openssl", *words.split(), *paths], check=True, capture_output=True)
-    digest = hashed(_PASSWORD)
+    digest = hashed(_PASSWORD, cost)
     names = (USER, *(person(number) for number in range(people)))
     users = "basic_auth_users:\n" + "".join(f"  {each}: '{digest}'\n" for each in names)
     (folder / "web.yml").write_text(f"tls_server_config: {{cert_file: tls.crt, key_file: tls.key}}\n{users}")

@@ -18,7 +18,7 @@ _STALE = 10.0
 _FIRST_LOGIN = 10.0
 """The longest that a first login may take while others guess, seconds: Prometheus' own scrape timeout."""
 _GUESSING = 0.25
-"""The share of a processor that checking the guesses may take."""
+"""The share of a processor that checking the guesses may take, at any cost: 20 %, and what is allowed at once."""
 _SHORT = 60.0
 """Seconds of guessing below which its share is not judged: a burst of checks is allowed at once."""
 _SLOWEST = 12
@@ -260,6 +260,7 @@ def _run(course: Course) -> dict[str, object]:
         "seed": course.plan.seed,
         "seconds": course.plan.seconds,
         "intensity": course.plan.intensity,
+        "cost of passwords": course.plan.cost,
         "daemon's processor": course.core,
         "others' processors": list(course.others),
         "daemon used of its processor": round(course.daemon_seconds / seconds, 3),
@@ -271,6 +272,7 @@ def table(verdict: Verdict) -> str:
     """Return it as text."""
     run = verdict.run
     what = f"seed {run['seed']}, {run['seconds']:.0f} s of attack, intensity {run['intensity']}"
+    what += f", passwords of cost {run['cost of passwords']}"
     shares = f"used {run[_USED]:.0%} of it, others and the kernel {run[_OTHERS]:.0%}"
     lines = [
         f"{what}; daemon on processor {run[_CORE]} ({shares}), all else on {run[_REST]}",
