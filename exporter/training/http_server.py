@@ -11,35 +11,32 @@ import threading
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
+from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any
 
 import uvicorn
-from msgspec import Struct
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from exporter.clock import Clock
 from exporter.config import ConfigError, split_address
-from exporter.connections import Deadline, overdue, surplus
+from exporter.training.http_connections import IDLE_SECONDS, ConnectionPool, HttpConnection
 from exporter.training.inbox import Inbox, unidentified_error
 from exporter.training.message import MOST_BYTES, ReportRefusedError
 from exporter.training.peer import Peer, PeerSearch, process_age
-from exporter.training.socket_owner import Address
+from exporter.training.socket_owner import Address, SocketTable
 from exporter.training.unix_socket import ReportListenError
 from exporter.worker import Worker
 
 log = logging.getLogger(__name__)
 _CONNECTIONS = 256
-"""Connections that are kept; each second those above are closed."""
-_BETWEEN_SWEEPS = 4
-"""Times as many may be open until then: else silent connections of one user would have all honest ones refused."""
-_IDLE_SECONDS = 75.0
-"""Maximum time between two messages of a connection, and from its start to the first message."""
+_QUEUE = 512
+"""Connections that the kernel accepts ahead of the server: those above wait a second for the next try."""
+_AT_ONCE = 32
+"""Connections that are accepted at once: they are counted only after that, and all have descriptors."""
 _BODY_SECONDS = 5.0
 """Timeout for reading a request's body."""
 _IDENTIFY_SECONDS = 3.0
@@ -56,13 +53,11 @@ _STATUS = {
 """HTTP status by outcome; 400 for all other outcomes."""
 
 
-class _HttpConnection(Struct, eq=False):
-    """State of a connection."""
-
-    deadline: Deadline
-    """Restarted with each message."""
-    peer: Peer | None = None
-    """The client's process; None until it is identified."""
+class _Server(uvicorn.Server):
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for sock in sockets or []:
+            sock.listen(_QUEUE)  # asyncio lets the kernel queue as many as are accepted at once
 
 
 class HttpListener:
@@ -70,7 +65,7 @@ class HttpListener:
 
     def __init__(self, address: str, inbox: Inbox, *, clock: Clock, proc: Path) -> None:
         """Listen on `address`, host:port. Raises ConfigError if it is not loopback, ReportListenError."""
-        self._inbox, self._clock = inbox, clock
+        self._inbox, self._clock, self._proc = inbox, clock, proc
         self._sock = _listen(*parse_loopback_address(address))
         host, self.port = self._sock.getsockname()[:2]
         self._address = Address(host, self.port)
@@ -90,7 +85,8 @@ class HttpListener:
         self.worker.join(5.0)
 
     def _new_server(self) -> uvicorn.Server:
-        return uvicorn.Server(_server_config(self._app, self._close_overdue))
+        self._pool = ConnectionPool(_CONNECTIONS, SocketTable(self._address, self._proc).user)
+        return _Server(_server_config(self._app, partial(HttpConnection, self._pool), self._close_overdue))
 
     def _run(self) -> None:
         """Serve until closed; after a failure on the same port again. Raises ReportListenError while it is taken."""
@@ -101,55 +97,48 @@ class HttpListener:
             self._server.run(sockets=[self._sock])
 
     async def _handle_report(self, request: Request) -> Response:
-        connection: _HttpConnection = request.state.connection
-        connection.deadline.restart(time.monotonic(), _IDLE_SECONDS)
+        connection: HttpConnection = request.state.connection
+        connection.heard()
         try:
             raw = await _body(request)
-            connection.peer = connection.peer or await self._find_peer(request)
-            await self._receive(connection.peer, raw)
+            connection.peer = connection.peer or await self._find_peer(connection)
+            await self._receive(connection, connection.peer, raw)
         except ReportRefusedError as err:
-            if err.outcome == "too_many":
+            if err.outcome == "too_many" and connection.is_open:
                 await asyncio.sleep(_RATE_LIMIT_DELAY_SECONDS)
             return Response(err.packet, _STATUS.get(err.outcome, 400), media_type="application/json")
         except ClientDisconnect:
             pass
         return Response(status_code=204)
 
-    async def _receive(self, peer: Peer, raw: bytes) -> None:
+    async def _receive(self, connection: HttpConnection, peer: Peer, raw: bytes) -> None:
         now = self._clock.now()
         sender = self._inbox.sender(peer, begun=now - process_age(peer))
         self._inbox.receive(sender, raw, pid=peer.pid, now=now)
         until = time.monotonic() + _IDENTIFY_SECONDS
-        while sender.is_pending and time.monotonic() < until:  # noqa: ASYNC110  the sampling thread has no event loop
+        # The sampling thread, which looks it up, has no event loop.
+        while sender.is_pending and connection.is_open and time.monotonic() < until:  # noqa: ASYNC110
             await asyncio.sleep(_CHECK_EVERY_SECONDS)
         if sender.unidentified:
             raise unidentified_error(sender)  # the sampling thread has counted it
+        if sender.process:
+            connection.heard(of_job=True)
 
-    async def _find_peer(self, request: Request) -> Peer:
+    async def _find_peer(self, connection: HttpConnection) -> Peer:
         """Identify the client's process, one connection at a time, in a worker thread: it may take a second."""
-        client = request.client
-        if client is None:
+        if connection.client is None:
             raise ReportRefusedError("not_visible", "the connection has no address")
         try:
             async with self._lookup_lock:
-                return await asyncio.to_thread(self._peer, Address(client.host, client.port))
+                if not connection.is_open:
+                    raise ClientDisconnect  # nobody waits for it, and others do
+                return await asyncio.to_thread(self._peer, Address(*connection.client))
         except ReportRefusedError as err:
             self._inbox.count(err.outcome)
             raise
 
     async def _close_overdue(self) -> None:
-        """Close overdue connections, and above the limit first those that have been silent longest, then the newest."""
-        now, protocols = time.monotonic(), self._server.server_state.connections
-        connections = {protocol: protocol.app_state["connection"] for protocol in protocols}
-        deadlines = {protocol: connection.deadline for protocol, connection in connections.items()}
-
-        def badness(protocol: Any) -> float:
-            age: float = now - deadlines[protocol].since
-            return age if connections[protocol].peer is None else -1 - age
-
-        excess = surplus(deadlines, _CONNECTIONS, worst=badness)
-        for protocol in overdue(deadlines, now) + excess:
-            protocol.transport.close()
+        self._pool.close_overdue(time.monotonic())
 
     def _peer(self, client: Address) -> Peer:
         likely = dict.fromkeys((*self._inbox.jobs, *self._recent))
@@ -176,7 +165,7 @@ def parse_loopback_address(address: str) -> tuple[str, int]:
 def _listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        sock = socket.create_server((host, port), family=family, backlog=_CONNECTIONS)
+        sock = socket.create_server((host, port), family=family, backlog=_QUEUE)
     except OSError as err:
         raise ReportListenError(f"reports.http: {host} port {port}: {err.strerror or err}: set another port") from err
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # inherited by accepted connections
@@ -197,16 +186,12 @@ async def _body(request: Request) -> bytes:
     return raw[: MOST_BYTES + 1]
 
 
-def _protocol(app_state: dict[str, Any], **others: Any) -> H11Protocol:
-    """Create the protocol of a new connection; `app_state` becomes the state of each of its requests."""
-    connection = _HttpConnection(Deadline(time.monotonic(), _IDLE_SECONDS))
-    return H11Protocol(app_state={**app_state, "connection": connection}, **others)
-
-
-def _server_config(app: Starlette, sweep: Callable[[], Awaitable[None]]) -> uvicorn.Config:
+def _server_config(
+    app: Starlette, connect: Callable[..., HttpConnection], sweep: Callable[[], Awaitable[None]]
+) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http=_protocol,  # type: ignore[arg-type]  # uvicorn calls it for each connection
+        http=connect,  # type: ignore[arg-type]  # uvicorn calls it for each connection
         loop="asyncio",
         ws="none",
         lifespan="off",
@@ -215,8 +200,8 @@ def _server_config(app: Starlette, sweep: Callable[[], Awaitable[None]]) -> uvic
         log_config=None,
         server_header=False,
         proxy_headers=False,
-        limit_concurrency=_BETWEEN_SWEEPS * _CONNECTIONS,
-        timeout_keep_alive=int(_IDLE_SECONDS),
+        backlog=_AT_ONCE,
+        timeout_keep_alive=int(IDLE_SECONDS),
         callback_notify=sweep,
         timeout_notify=1,
         timeout_graceful_shutdown=1,

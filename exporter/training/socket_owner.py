@@ -64,6 +64,14 @@ class SocketTable:
                 return None
         return _read_table(client, self._server, self._proc)
 
+    def user(self, client: Address) -> int | None:
+        """Return the user of the client's end, in a tenth of a millisecond; None without netlink, or if it is closed.
+
+        Of an end that its process has closed the kernel says that it is root's.
+        """
+        owner = self.owner(client) if self._netlink else None
+        return owner.uid if owner and owner.inode else None
+
 
 def _ask_kernel(near: Address, far: Address) -> SocketOwner | None:
     """Return the owner of the socket at `near` that is connected to `far`; None if there is none. Raises OSError."""

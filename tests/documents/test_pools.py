@@ -72,8 +72,7 @@ POOLS: dict[str, tuple[str, ...]] = {
     ),
     "file descriptors of the daemon": (f"and {number(OTHER_DESCRIPTORS)} more",),
     "connections of `reports.http`": (
-        f"{number(http_server._CONNECTIONS)} stay",
-        f"{number(http_server._CONNECTIONS * http_server._BETWEEN_SWEEPS)} until the next second",
+        f"{number(http_server._CONNECTIONS)}, and {number(http_server._AT_ONCE)} accepted at once",
     ),
     "processor time for finding the process behind an HTTP connection": (
         f"{percent(peer._SHARE_OF_ALL)} of a processor; for one user {percent(peer._SHARE_OF_USER)}",

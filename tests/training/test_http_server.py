@@ -1,14 +1,15 @@
 """Reports over HTTP on loopback, from separate processes that are identified by their end of the connection."""
 
 import json
+import os
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from http.client import HTTPConnection
-from os import getpid
+from pathlib import Path
 from typing import IO, Any, cast
 
 import pytest
@@ -29,14 +30,30 @@ for raw in sys.stdin:
     line.request("POST", "/v1/report", raw.strip())
     answer = line.getresponse()
     print(json.dumps([answer.status, answer.read().decode()]), flush=True)
+    if sys.argv[2:]:
+        line.close()
+"""
+
+
+_SILENT = """
+import os, resource, select, socket, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (4096, 4096))
+os.setuid(65534)
+lines = []
+while not select.select([sys.stdin], [], [], 0)[0]:
+    lines.append(socket.socket())
+    lines[-1].connect(("127.0.0.1", int(sys.argv[1])))
+    if len(lines) == 2000:
+        print("has opened 2000", flush=True)
+    del lines[:-4000]  # the server has closed them, if it closes any
 """
 
 
 class Caller:
-    """A separate process that posts messages over one connection."""
+    """A separate process that posts messages over one connection, or over a new one each."""
 
-    def __init__(self, port: int) -> None:
-        command = [sys.executable, "-c", _CALLER, f"{port}"]
+    def __init__(self, port: int, *options: str) -> None:
+        command = [sys.executable, "-c", _CALLER, f"{port}", *options]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.pid = self._process.pid
 
@@ -57,12 +74,27 @@ def listener(rig: ReceiverRig) -> HttpListener:
     return found
 
 
+@contextmanager
+def silent(port: int) -> Iterator[subprocess.Popen[str]]:
+    """Have another user open connections as fast as he can, and say nothing, until his standard input ends."""
+    command = [sys.executable, "-S", "-E", "-c", _SILENT, f"{port}"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as flood:
+        try:
+            yield flood
+        finally:
+            flood.kill()
+
+
+def descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
 @pytest.fixture
-def caller() -> Iterator[Callable[[ReceiverRig], Caller]]:
+def caller() -> Iterator[Callable[..., Caller]]:
     with ExitStack() as stack:
 
-        def start(rig: ReceiverRig) -> Caller:
-            one = Caller(listener(rig).port)
+        def start(rig: ReceiverRig, *options: str) -> Caller:
+            one = Caller(listener(rig).port, *options)
             stack.callback(one.end)
             return one
 
@@ -127,7 +159,7 @@ def test_one_that_is_too_fast_is_told_so(open_rig: OpenRig, caller: Callable[[Re
 
 
 def test_a_process_is_one_by_socket_and_by_http(rig: ReceiverRig) -> None:
-    rig.jobs[getpid()] = WorkloadProcess(getpid(), "7")
+    rig.jobs[os.getpid()] = WorkloadProcess(os.getpid(), "7")
     at = rig.clock.now()
     said = json.dumps({"at": at, "seconds": 0.01, "tokens": 1}).encode()
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as line:
@@ -163,7 +195,7 @@ def test_a_body_that_does_not_come_is_not_waited_for(rig: ReceiverRig, monkeypat
 def test_one_that_says_nothing_whole_is_hung_up_on(
     rig: ReceiverRig, monkeypatch: pytest.MonkeyPatch, said: bytes
 ) -> None:
-    monkeypatch.setattr(module, "_IDLE_SECONDS", 0.2)
+    monkeypatch.setattr("exporter.training.http_connections.IDLE_SECONDS", 0.2)
     with socket.create_connection(("127.0.0.1", listener(rig).port), timeout=20) as line:
         line.sendall(said)
         assert line.recv(4096) == b""
@@ -181,10 +213,10 @@ def test_one_that_is_too_fast_waits_for_its_answer(open_rig: OpenRig, caller: Ca
 
 
 def test_the_silent_are_hung_up_on_where_there_are_too_many(
-    rig: ReceiverRig, monkeypatch: pytest.MonkeyPatch, caller: Callable[[ReceiverRig], Caller]
+    rig: ReceiverRig, caller: Callable[[ReceiverRig], Caller]
 ) -> None:
     """Whoever has reported stays, and of the others the one that has said nothing for longest goes first."""
-    monkeypatch.setattr(module, "_CONNECTIONS", 3)
+    listener(rig)._pool.most = 3
     one = caller(rig)
     rig.jobs[one.pid] = WorkloadProcess(one.pid, "7")
     with ExitStack() as stack, ticking(rig):
@@ -199,6 +231,38 @@ def test_the_silent_are_hung_up_on_where_there_are_too_many(
         later.settimeout(0.0)
         with pytest.raises(BlockingIOError):
             later.recv(1)
+
+
+def test_those_of_no_job_leave_their_places_to_one_that_has_a_job(
+    rig: ReceiverRig, caller: Callable[[ReceiverRig], Caller]
+) -> None:
+    """They are known as processes of no job, and one that is silent between two reports is still one of a job."""
+    listener(rig)._pool.most = 3
+    one, strangers = caller(rig), [caller(rig) for _ in range(3)]
+    rig.jobs[one.pid] = WorkloadProcess(one.pid, "7")
+    with ticking(rig):
+        assert one.post(step=1)[0] == 204
+        assert [stranger.post(step=1)[0] for stranger in strangers] == [403] * 3
+        assert one.post(step=2)[0] == 204
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can be several users")
+def test_silent_connections_of_one_user_have_no_report_of_another_refused(
+    open_rig: OpenRig, caller: Callable[..., Caller]
+) -> None:
+    """However many he opens, and though each report comes over a new connection."""
+    rig = open_rig(http="127.0.0.1:0", per_second=1000)
+    pool, before, most, answers = listener(rig)._pool, descriptors(), 0, []
+    with silent(listener(rig).port) as flood, ticking(rig):
+        assert cast("IO[str]", flood.stdout).readline() == "has opened 2000\n"
+        one = caller(rig, "a new connection each")
+        rig.jobs[one.pid] = WorkloadProcess(one.pid, "7")
+        for step in range(18):
+            answers.append(one.post(step=step))
+            most = max(most, descriptors() - before)
+        assert len(pool) == pool.most
+    assert answers == [(204, "")] * 18
+    assert most < 600, "those that are accepted and not counted yet have descriptors, too"
 
 
 def test_a_server_that_fails_begins_anew(
@@ -230,7 +294,7 @@ def answered(one: Caller) -> bool:
 
 def test_ipv6_s_loopback_is_one_too(open_rig: OpenRig) -> None:
     rig = open_rig(http="[::1]:0")
-    rig.jobs[getpid()] = WorkloadProcess(getpid(), "7")
+    rig.jobs[os.getpid()] = WorkloadProcess(os.getpid(), "7")
     with ticking(rig), closing(HTTPConnection("::1", listener(rig).port, timeout=20)) as line:
         line.request("POST", "/v1/report", b'{"step": 5}')
         assert line.getresponse().status == 204

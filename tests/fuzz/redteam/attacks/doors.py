@@ -8,12 +8,12 @@ from tests.fuzz.redteam.child import Child, together
 from tests.fuzz.redteam.tally import Tally
 from tests.fuzz.redteam.target import REPORTING, STRANGERS, Episode
 
-_EACH = 150
+_EACH = 1500
 _REPORT = b'{"v":1,"phase":"compute"}'
 
 
 def attack(episode: Episode) -> None:
-    """Hold the door shut: three users, 150 connections each."""
+    """Hold the door shut: three users, 1,500 connections each."""
     users = episode.dice.sample((*STRANGERS, REPORTING.uid), 3)
     children = [Child(_user(episode, Random(episode.dice.getrandbits(32))), uid=uid) for uid in users]  # noqa: S311
     episode.tally.add(together(children, max(episode.left(), 0) + 3))
