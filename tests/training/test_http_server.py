@@ -260,7 +260,7 @@ def test_silent_connections_of_one_user_have_no_report_of_another_refused(
         for step in range(18):
             answers.append(one.post(step=step))
             most = max(most, descriptors() - before)
-        assert len(pool) == pool.most
+        assert len(pool) >= pool.most - 1, "he still holds all places"
     assert answers == [(204, "")] * 18
     assert most < 600, "those that are accepted and not counted yet have descriptors, too"
 
