@@ -21,6 +21,7 @@ static int series_count;
 unsigned long errors_logged;
 static bool started, paused;
 static unsigned incarnation;
+static int64_t held_until; /* by the driver, which answers for a slow board */
 static uint64_t layout[MAX_GPUS], events[MAX_GPUS][MAX_XIDS]; /* events: those of the script before */
 
 static struct series *series(int place, int field, bool make) {
@@ -103,6 +104,7 @@ static void sample(struct series *s, int64_t at) {
     struct value value = {.at = s->cycle++ ? at - EARLY_US + s->field * 7 % EARLY_US : at};
     if (world.scatter_us && s->cycle > 1) value.at += scattered(s);
     value.stored = value.at + lateness(s->field);
+    if (value.stored < held_until) value.stored = held_until;
     if (exists(s->place) && measure(s, &value)) append(s, value);
 }
 
@@ -119,8 +121,10 @@ static void reschedule(struct series *s) {
     s->due = s->grid;
 }
 
-static void advance(struct series *s) {
-    s->grid += s->period;
+/* Cycles that passed while the loop was held are left out. */
+static void advance(struct series *s, int64_t at) {
+    do s->grid += s->period;
+    while (s->grid <= at - world.jitter_us);
     s->due = s->grid + (s->cycle % 2 ? 0 : world.jitter_us);
 }
 
@@ -140,7 +144,7 @@ status_t engine_watch(int place, int field, uint64_t client, int64_t period, dou
     if (samples > 0 && 2e-6 * samples * (double)period < keep) keep = 2e-6 * samples * (double)period;
     *w = (struct watch){.client = client, .period = period, .keep = keep};
     reschedule(s);
-    if (first) s->cycle = 0, sample(s, world.now), advance(s);
+    if (first) s->cycle = 0, sample(s, world.now), advance(s, world.now);
     return OK;
 }
 
@@ -184,20 +188,33 @@ void engine_pause(bool on) { paused = on; }
 void engine_wipe(void) {
     for (int i = 0; i < series_count; i++) empty(all[i]);
     for (int place = 0; place < ENTITIES; place++) rates_forget(place);
-    paused = false;
+    paused = false, held_until = 0;
 }
 
 /* ---- the run of time ---- */
+
+int64_t engine_held_us(void) { return held_until > world.now ? held_until - world.now : 0; }
+
+static int64_t round_takes(int64_t at) {
+    bool asked[MAX_GPUS] = {false};
+    int64_t us = 0;
+    for (int i = 0; i < series_count; i++)
+        if (all[i]->watches && all[i]->due <= at && exists(all[i]->place)) asked[gpu_of(all[i]->place)] = true;
+    for (int i = 0; i < MAX_GPUS; i++) us += asked[i] * world.gpu[i].slow_ms * 1000;
+    return us;
+}
 
 static void run(int64_t to) {
     for (;;) {
         int64_t next = to + 1;
         for (int i = 0; i < series_count; i++)
             if (all[i]->watches && all[i]->due < next) next = all[i]->due;
+        if (next < held_until) next = held_until;
         if (next > to) break;
         rates_run(next);
+        held_until = next + round_takes(next);
         for (int i = 0; i < series_count; i++)
-            if (all[i]->watches && all[i]->due <= next) sample(all[i], next), advance(all[i]);
+            if (all[i]->watches && all[i]->due <= next) sample(all[i], next), advance(all[i], next);
     }
     rates_run(to);
 }

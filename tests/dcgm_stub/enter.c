@@ -36,8 +36,7 @@ unsigned long dcgmStubCalls(const char *name) {
     return n;
 }
 
-/* Lets go of the lock meanwhile. */
-static void rest(long ms) {
+void wait_ms(long ms) {
     struct timespec pause = {.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000};
     unlock();
     nanosleep(&pause, NULL);
@@ -46,7 +45,7 @@ static void rest(long ms) {
 }
 
 bool hang(void) {
-    for (long ms = 0; world.hung && ms < world.hung_ms; ms++) rest(1);
+    for (long ms = 0; world.hung && ms < world.hung_ms; ms++) wait_ms(1);
     return world.hung;
 }
 
@@ -58,7 +57,7 @@ static long match(const struct rule *rules, unsigned n, const char *call, int gp
 
 status_t verdict(const char *call, int gpu) {
     long ms = match(world.sleep, world.sleeps, call, gpu);
-    if (ms) rest(ms);
+    if (ms) wait_ms(ms);
     return (status_t)match(world.error, world.errors, call, gpu);
 }
 

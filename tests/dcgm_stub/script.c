@@ -127,6 +127,7 @@ static bool set_state(struct gpu *g, const char *key, const char *one, const cha
     if (!strcmp(key, "profiling")) return g->profiling = atoi(one), true;
     if (!strcmp(key, "refuse")) return g->refusal[any_field(one)] = atoi(two), true;
     if (!strcmp(key, "energy")) return g->energy = atof(one), g->set_energy = true;
+    if (!strcmp(key, "slow")) return g->slow_ms = atol(one), true;
     if (!strcmp(key, "index")) return g->index = atoi(one), true;
     if (!strcmp(key, "bound")) return g->bound_until = atoll(one), true;
     if (!strcmp(key, "xid")) {

@@ -180,11 +180,20 @@ status_t dcgmEntityGetLatestValues(handle_t h, unsigned kind, unsigned id, const
     return leave(OK);
 }
 
+/* A live question is asked of the driver, behind what the engine's loop asks it. */
+static void wait_for_driver(const struct entity *e, unsigned n) {
+    long ms = engine_held_us() / 1000;
+    for (unsigned i = 0; i < n; i++)
+        if (place_of(e[i]) >= 0) ms += world.gpu[gpu_of(place_of(e[i]))].slow_ms;
+    if (ms) wait_ms(ms);
+}
+
 status_t dcgmEntitiesGetLatestValues(handle_t h, const struct entity *e, unsigned entities, const uint16_t *fields,
                                      unsigned n, unsigned flags, struct field_value_2 *to) {
     ENTER(h);
     if (!entities || !n || entities > MAX_GROUP_ENTITIES || n > MAX_GROUP_FIELDS) return leave(BADPARAM);
     request();
+    if (flags & FLAG_LIVE) wait_for_driver(e, entities);
     for (unsigned i = 0; i < entities; i++)
         for (unsigned k = 0; k < n; k++) {
             struct told t = latest(__func__, e[i], fields[k], flags & FLAG_LIVE);

@@ -44,6 +44,8 @@
  *   gpu N|* unsupported     listed as such, and refused by groups
  *   gpu N|* gone            not listed any more, and unknown when asked
  *   gpu N|* stuck           nothing of it is sampled any more
+ *   gpu N|* slow MS         the driver takes so long to answer for it: the engine's only loop samples and stores nothing
+ *                           of any GPU meanwhile, and a live question of any waits (real time)
  *   gpu N|* gpm 0           a board before Hopper: three passes for the profiling fields of major group 1
  *   gpu N|* group MAJOR MINOR FIELD...  a metric group instead of the default ones
  *   gpu N|* xid CODE [SEQ]  an error event; another code or SEQ is a new one, and several lines are several events
@@ -115,6 +117,7 @@ struct gpu {
     unsigned pci, links, instances, groups;
     int profiling, index, xids, xid[MAX_XIDS], xid_sequence[MAX_XIDS];
     int refusal[MAX_FIELDS]; /* by place in FIELDS; 0: it may be watched */
+    long slow_ms;
     bool gpm, c2c, mig, lost, detached, unsupported, gone, stuck, set_energy;
     double energy;
     int64_t bound_until;
@@ -165,6 +168,7 @@ void engine_end_profiling(int place, uint64_t client); /* ends the sampling of a
 void engine_forget_client(uint64_t client);
 unsigned engine_watches(void);
 void engine_pause(bool paused);
+int64_t engine_held_us(void); /* how long its loop still waits for the driver */
 /* Values stamped from `since` to now, oldest first, for the caller to free; or NO_DATA, NOT_WATCHED, the field's
  * status. */
 status_t engine_since(int place, int field, int64_t since, struct value **to, int *n);
@@ -209,6 +213,7 @@ status_t enter(const char *call, handle_t handle);
 status_t leave(status_t status);
 extern bool initialised;
 status_t verdict(const char *call, int gpu); /* the script's error for that call on that GPU; sleeps first if told to */
+void wait_ms(long ms); /* real time, without the lock */
 bool hang(void); /* waits while the engine hangs; whether it still does */
 void count_call(const char *name);
 void lock(void);

@@ -2,6 +2,7 @@
 
 import logging
 import threading
+import time
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -12,7 +13,7 @@ from exporter.core.model import SECOND
 from exporter.sources.base import SourceError
 from exporter.sources.dcgm.connection import connect
 from exporter.sources.selector import SourceSelector
-from tests.dcgm_stub.client import COMPUTE, GPU, Client
+from tests.dcgm_stub.client import COMPUTE, GPU, Client, Seen
 from tests.sources.conformance import START
 from tests.sources.dcgm_rig import ADDRESS, DcgmRig, gpu_of, kinds, rigged, unpacked
 
@@ -157,6 +158,39 @@ def test_a_gpu_without_a_name_beside_others_is_not_lost(closed: DcgmRig) -> None
     assert not any(device.uuid.startswith("unknown") for device in batch.devices)
 
 
+def test_a_gpu_that_answers_slowly_delays_the_values_of_all_and_every_live_question(closed: DcgmRig) -> None:
+    """E12."""
+    ms = 1000
+    client = an_engine(closed)
+    groups = client.watch(155, 1004, entities=((GPU, 0), (GPU, 1)), us=20 * ms)
+
+    def gaps() -> list[int]:
+        """Milliseconds between two values of GPU 0 in half a second."""
+        begin = closed.stub.now
+        closed.stub.run(begin + 500 * ms)
+        stamps = [one.at for one in client.since(groups, begin) if one.entity == (GPU, 0) and one.field == 155]
+        return [round((two - one) / ms) for one, two in pairwise(stamps)]
+
+    def waited(gpu: int) -> float:
+        began = time.monotonic()
+        client.value(150, entity=(GPU, gpu), live=True)
+        return time.monotonic() - began
+
+    assert set(gaps()) == {20}
+    closed.say("gpu 1 slow 50")
+    assert set(gaps()) <= {50, 60}
+    assert len(client.since(groups)) > 0
+    assert waited(1) >= 0.05
+    others = []
+    for _ in range(6):
+        closed.stub.run(closed.stub.now + 10 * ms)
+        others.append(waited(0))
+    assert max(others) >= 0.03
+    closed.unsay("gpu 1 slow 50")
+    gaps()
+    assert set(gaps()) == {20}
+
+
 def test_the_gpu_whose_slow_calls_hold_up_the_others_is_named(closed: DcgmRig, monkeypatch: pytest.MonkeyPatch) -> None:
     """The engine has one loop for all GPUs. The stand-in sleeps for each field, so it sleeps less than a sick GPU."""
     monkeypatch.setattr("exporter.sources.dcgm.source._SLOW_SECONDS", 0.02)
@@ -238,6 +272,31 @@ def test_another_client_that_begins_to_sample_faster_is_noticed(rig: DcgmRig) ->
 
 
 # -- the order of what was measured together --
+
+
+@pytest.mark.parametrize("scatter", [0, 46_000])
+def test_the_values_of_one_cycle_are_of_one_sample_and_stamped_when_each_was_processed(
+    closed: DcgmRig, scatter: int
+) -> None:
+    """E5."""
+    second = 1_000_000
+    closed.say(f"scatter {scatter}" if scatter else "")
+    client = an_engine(closed)
+    begin = closed.stub.now = (closed.stub.now // second + 1) * second
+    closed.stub.run(begin)
+    groups = client.watch(1001, 1002, 1004, keep=600.0)
+    for number in range(1, 60):
+        closed.stub.lines = [line for line in closed.stub.lines if not line.startswith("gpu 0")]
+        closed.say(*(f"gpu 0 {key} {number}" for key in ("gr", "sm", "tensor")))
+        closed.stub.run(begin + number * second + second // 10)
+    cycles: dict[int, list[Seen]] = {}
+    for one in client.since(groups, begin + 3 * second - 100):
+        cycles.setdefault((one.at + 100) // second, []).append(one)
+    assert len(cycles) > 50
+    assert all(len(cycle) == 3 and len({one.value for one in cycle}) == 1 for cycle in cycles.values())
+    spreads = [max(one.at for one in cycle) - min(one.at for one in cycle) for cycle in cycles.values()]
+    assert max(spreads) <= max(scatter, 60) + 60
+    assert max(spreads) > scatter / 2
 
 
 @pytest.mark.parametrize("period", [0.1, 1.0])
