@@ -87,7 +87,7 @@ bool measure_gauge(int place, int field, struct value *to) {
     const struct gpu *g = &world.gpu[gpu_of(place)];
     if (f->kind == XID) return false; /* an event has its own time: see events() in engine.c */
     int level = (int)entity_at(place).group, kind = unit_at(place)->blank[field];
-    if (g->lost || world.blind || !settled(place)) kind = 1;
+    if (g->lost || g->failing || world.blind || !settled(place)) kind = 1;
     if (!kind && level > f->level && f->kind != VISIBLE) kind = 3;
     if (kind) blank_of(field, kind, to);
     else if (f->type == 's') to->is.text = text_of(place, f);

@@ -87,7 +87,7 @@ bool measure_rate(int place, int field, int64_t period, struct baseline *base, s
     bool nvlink = rate == NVLINK_TX || rate == NVLINK_RX, c2c = rate == C2C_TX || rate == C2C_RX;
     bool known = g->gpm ? mean_by_gpm(place, rate, period, &mean) : mean_by_field(place, rate, base, &mean);
     if (!g->gpm && !in_turn(place, field, reached / period)) mean = 0; /* another pass was measured */
-    if (g->lost || world.blind || !settled(place) || !known) blank = 1;
+    if (g->lost || g->failing || world.blind || !settled(place) || !known) blank = 1;
     else if ((nvlink && !g->links) || (c2c && !g->c2c)) blank = 3;
     if (blank) blank_of(field, blank, to);
     else if (f->type == 'd') to->is.dbl = mean / 100;

@@ -115,7 +115,7 @@ static bool set_unit(struct unit *u, const char *key, const char *one, const cha
 static bool set_state(struct gpu *g, const char *key, const char *one, const char *two) {
     struct { const char *word; bool *is; } flags[] = {
         {"lost", &g->lost}, {"detached", &g->detached}, {"unsupported", &g->unsupported}, {"gone", &g->gone},
-        {"stuck", &g->stuck},
+        {"stuck", &g->stuck}, {"failing", &g->failing},
     };
     for (unsigned i = 0; i < sizeof flags / sizeof *flags; i++)
         if (!strcmp(key, flags[i].word)) return *flags[i].is = true;

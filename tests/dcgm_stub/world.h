@@ -43,6 +43,7 @@
  *   gpu N|* detached        not listed any more, not sampled
  *   gpu N|* unsupported     listed as such, and refused by groups
  *   gpu N|* gone            not listed any more, and unknown when asked
+ *   gpu N|* failing         the driver's calls for it fail: listed as OK, all its fields are blank
  *   gpu N|* stuck           nothing of it is sampled any more
  *   gpu N|* slow MS         the driver takes so long to answer for it: the engine's only loop samples and stores nothing
  *                           of any GPU meanwhile, and a live question of any waits (real time)
@@ -118,7 +119,7 @@ struct gpu {
     int profiling, index, xids, xid[MAX_XIDS], xid_sequence[MAX_XIDS];
     int refusal[MAX_FIELDS]; /* by place in FIELDS; 0: it may be watched */
     long slow_ms;
-    bool gpm, c2c, mig, lost, detached, unsupported, gone, stuck, set_energy;
+    bool gpm, c2c, mig, lost, detached, unsupported, gone, stuck, failing, set_energy;
     double energy;
     int64_t bound_until;
 };

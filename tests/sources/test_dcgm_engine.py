@@ -44,6 +44,17 @@ def an_engine(rig: DcgmRig) -> Client:
     return Client(rig.stub)
 
 
+BOTH = ((GPU, 0), (GPU, 1))
+
+
+def known(client: Client) -> set[tuple[int, int]]:
+    """Each GPU and field with a value, of those that are sampled and of those that are asked of the driver."""
+    seen = [one for entity in BOTH for one in client.latest(230, *FIELDS_OF_A_BOARD, entity=entity)]
+    seen += [one for entity in BOTH for one in client.latest(*NAMES_OF_A_BOARD, entity=entity, live=True)]
+    values = [one for one in seen if one.status == 0 and one.value != "<<<NULL>>>"]
+    return {(one.entity[1], one.field) for one in values if not isinstance(one.value, float | int) or one.value < 2**46}
+
+
 # -- MIG instances have the driver's names --
 
 
@@ -79,35 +90,25 @@ def test_a_blind_engine_has_no_value_of_any_field_and_tells_no_xid_until_another
     closed: DcgmRig, *, stands: bool
 ) -> None:
     """E2."""
-    both = ((GPU, 0), (GPU, 1))
     client = an_engine(closed)
-    client.watch(230, *FIELDS_OF_A_BOARD, entities=both)
-
-    def known() -> set[tuple[int, int]]:
-        """Each GPU and field with a value, of those that are sampled and of those that are asked of the driver."""
-        seen = [one for entity in both for one in client.latest(230, *FIELDS_OF_A_BOARD, entity=entity)]
-        seen += [one for entity in both for one in client.latest(*NAMES_OF_A_BOARD, entity=entity, live=True)]
-        values = [one for one in seen if one.status == 0 and one.value != "<<<NULL>>>"]
-        return {
-            (one.entity[1], one.field) for one in values if not isinstance(one.value, float | int) or one.value < 2**46
-        }
+    client.watch(230, *FIELDS_OF_A_BOARD, entities=BOTH)
 
     closed.stub.run(closed.stub.now + 5_000_000)
     every = {(gpu, field) for gpu in (0, 1) for field in (*FIELDS_OF_A_BOARD, *NAMES_OF_A_BOARD)}
-    assert known() == every
+    assert known(client) == every
     closed.say("engine blind", "gpu 1 xid 119 1")
     closed.stub.run(closed.stub.now + 5_000_000)
     assert client.dcgmGetAllDevices() == [0, 1]
-    assert known() == set()
+    assert known(client) == set()
     if not stands:
         closed.unsay("engine blind")
     closed.stub.run(closed.stub.now + 5_000_000)
-    assert known() == set()
+    assert known(client) == set()
     closed.stub.restart()
     client = Client(closed.stub)
-    client.watch(230, *FIELDS_OF_A_BOARD, entities=both)
+    client.watch(230, *FIELDS_OF_A_BOARD, entities=BOTH)
     closed.stub.run(closed.stub.now + 5_000_000)
-    assert known() == every
+    assert known(client) == every
 
 
 def test_a_blind_engine_is_named_with_what_to_do(rig: DcgmRig) -> None:
@@ -127,9 +128,19 @@ def test_a_blind_engine_gives_no_devices_without_a_name(closed: DcgmRig) -> None
     assert closed.stub.count("connections") == 1  # until it is closed: `open_dcgm` does
 
 
+def test_a_gpu_whose_driver_calls_fail_is_listed_and_has_no_value(closed: DcgmRig) -> None:
+    """E11."""
+    client = an_engine(closed)
+    client.watch(*FIELDS_OF_A_BOARD, entities=BOTH)
+    closed.say("gpu 0 failing")
+    closed.stub.run(closed.stub.now + 5_000_000)
+    assert client.dcgmGetAllDevices() == [0, 1]
+    assert known(client) == {(1, field) for field in (*FIELDS_OF_A_BOARD, *NAMES_OF_A_BOARD)}
+
+
 def test_one_blind_gpu_is_named_and_the_others_go_on(rig: DcgmRig) -> None:
     rig.readings(0, 1, 2)
-    rig.say(*(f"gpu 0 blank {field} blank" for field in FIELDS_OF_A_BOARD))
+    rig.say("gpu 0 failing")
     quiet = [rig.read(second) for second in (3, 4)]
     assert {kind for batch in quiet for kind in kinds(batch)} == set()
     batches = [rig.read(second) for second in range(5, 12)]
@@ -137,7 +148,7 @@ def test_one_blind_gpu_is_named_and_the_others_go_on(rig: DcgmRig) -> None:
     assert (fault.kind, gpu_of(fault.uuid)) == ("blank", 0)
     assert "its driver calls fail" in fault.message
     assert {gpu_of(r.uuid) for batch in batches for r in batch.readings if r.tensor_active is not None} == {1}
-    rig.stub.lines = [line for line in rig.stub.lines if " blank " not in line]
+    rig.unsay("gpu 0 failing")
     assert [kinds(rig.read(second)) for second in range(12, 15)][-1] == set()
 
 
