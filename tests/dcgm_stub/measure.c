@@ -61,13 +61,23 @@ static const char *text_of(int place, const struct field *f) {
     return kept(text);
 }
 
+/* The driver numbers a board that was bound anew after all others, which move up. */
+static int drivers_index(int gpu) {
+    int before = 0;
+    for (int i = 0; i < (int)world.count; i++) {
+        bool later = world.gpu[i].bound_until > 0, own = world.gpu[gpu].bound_until > 0;
+        before += later != own ? own : i < gpu;
+    }
+    return before;
+}
+
 static int64_t integer_of(int place, int field) {
     const struct field *f = &FIELDS[field];
     const struct gpu *g = &world.gpu[gpu_of(place)];
     const double *now = counters[place], *gauge = unit_at(place)->gauge;
     int rate = (int)f->param;
     switch (f->kind) {
-    case INDEX: return g->index < 0 ? gpu_of(place) : g->index;
+    case INDEX: return g->index < 0 ? drivers_index(gpu_of(place)) : g->index;
     case PCI: return g->pci;
     case MIG: return g->mig;
     case CYCLES: return (int64_t)(now[rate] / 100 * CYCLES_A_SECOND);

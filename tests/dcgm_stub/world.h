@@ -50,8 +50,9 @@
  *   gpu N|* gpm 0           a board before Hopper: three passes for the profiling fields of major group 1
  *   gpu N|* group MAJOR MINOR FIELD...  a metric group instead of the default ones
  *   gpu N|* xid CODE [SEQ]  an error event; another code or SEQ is a new one, and several lines are several events
- *   gpu N|* index K         its index in NVML, if it is not its number here
- *   gpu N|* bound US        it was bound to the driver anew: all its fields are blank until the clock is this
+ *   gpu N|* index K         its index in NVML, if it is another than follows from `bound`
+ *   gpu N|* bound US        it was bound to the driver anew: all its fields are blank until the clock is this, and its index in
+ *                           NVML is the last one: those after it move up
  *   gpu N|* energy MJ       sets the energy counter (a driver reload resets it)
  *   gpu N|* mig [PROFILE...]    MIG mode with these instances, as 1g.10gb or 3g.40gb/2 (two compute instances; /0 none)
  *   gpu N|* instance K KEY VALUE    a value of the Kth instance; instances are as busy as their board otherwise

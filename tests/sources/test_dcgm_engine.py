@@ -535,9 +535,19 @@ def test_a_pause_that_a_killed_daemon_left_on_the_engine_is_over_with_the_first_
 # -- GPUs that are unbound and bound again --
 
 
+def test_one_board_that_is_bound_anew_gives_others_new_indices(closed: DcgmRig) -> None:
+    """E10."""
+    closed.say("count 4")
+    client = an_engine(closed)
+    client.watch(52, entities=tuple((GPU, number) for number in range(4)))
+    closed.say(f"gpu 1 bound {closed.stub.now + 2_000_000}")
+    closed.stub.run(closed.stub.now + 5_000_000)
+    assert [client.value(52, entity=(GPU, number), live=True) for number in range(4)] == [0, 3, 1, 2]
+
+
 def test_the_indices_of_all_boards_follow_the_driver(rig: DcgmRig) -> None:
     rig.readings(0, 1)
-    rig.say("gpu 0 index 1", "gpu 1 index 0")
+    rig.say(f"gpu 0 bound {rig.stub.now + 2_000_000}")
     batch = [rig.read(second) for second in range(2, 14)][-1]
     assert {gpu_of(device.uuid): device.index for device in batch.devices} == {0: "1", 1: "0"}
     assert {gpu_of(reading.uuid) for reading in rig.readings(14, 15)} == {0}
