@@ -639,6 +639,7 @@ def test_a_request_waits_until_the_engine_answers_again_and_blocks_nobody_else(c
 
 
 def test_connecting_to_a_hung_engine_gives_a_handle_that_is_dead(stub: Stub) -> None:
+    """E13."""
     stub.say("engine hung 5")
     _run(stub, 0)
     client = Client(stub)

@@ -1,6 +1,7 @@
 """What a real host engine does to its clients, each first a law of the stand-in: seen on DCGM 4.6 with eight H100s."""
 
 import logging
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -44,6 +45,30 @@ def an_engine(rig: DcgmRig) -> Client:
     return Client(rig.stub)
 
 
+FACTS = {
+    "E1": "the engine's UUID of a MIG instance is the driver's, its name for CUDA is its own",
+    "E2": "an engine that lost the driver lists all GPUs, has no value, and forgets events, until it is restarted",
+    "E3": "of several Xids between two questions each is kept",
+    "E4": "the latest values are one request, the values since a moment one for each field and entity",
+    "E5": "the stamps of one cycle lie apart, in any order",
+    "E6": "each sample of a counter that the driver lacks writes a line to the engine's log",
+    "E7": "the driver's utilization is the mean of a window of its own, and may be 0 beside busy counters",
+    "E8": "where another client watches, a sample may be younger than its stamp says",
+    "E9": "profiling of boards with GPM cannot be paused, and goes on",
+    "E10": "a board that is bound anew is blank for seconds and gives all boards new indices",
+    "E11": "a board whose driver calls fail is listed as usable, without values",
+    "E12": "a board that answers slowly holds up the values of all, and every live question",
+    "E13": "who listens and answers nothing holds up a connection far beyond its timeout",
+    "E14": "an engine that was killed may be back at once",
+}
+"""Seen on a real engine; the docstring of a law of the stand-in begins with its number."""
+
+
+def test_each_fact_about_a_real_engine_is_a_law_of_the_stand_in() -> None:
+    texts = (path.read_text(encoding="utf-8") for path in Path(__file__).parent.glob("test_dcgm*.py"))
+    assert {name for text in texts for name in re.findall(r'^    """(E\d+)[.:]', text, re.MULTILINE)} == {*FACTS}
+
+
 BOTH = ((GPU, 0), (GPU, 1))
 
 
@@ -59,6 +84,7 @@ def known(client: Client) -> set[tuple[int, int]]:
 
 
 def test_an_engines_name_for_cuda_is_not_the_drivers_and_its_uuid_is(closed: DcgmRig) -> None:
+    """E1."""
     closed.say("gpu 0 mig 3g.40gb 2g.20gb")
     client = an_engine(closed)
     visible = client.value(68, entity=(COMPUTE, 1), live=True)
@@ -220,6 +246,7 @@ def test_the_gpu_whose_slow_calls_hold_up_the_others_is_named(closed: DcgmRig, m
 
 
 def test_the_engine_keeps_every_xid_between_two_reads(closed: DcgmRig) -> None:
+    """E3."""
     client = an_engine(closed)
     groups = client.watch(230, keep=600.0)
     closed.say("gpu 0 xid 79 1", "gpu 0 xid 154 2")
@@ -249,6 +276,7 @@ def test_an_xid_that_the_driver_and_the_kernels_log_report_is_one(rig: DcgmRig) 
 
 
 def test_the_latest_values_of_many_fields_are_one_request_and_those_since_a_time_one_each(closed: DcgmRig) -> None:
+    """E4."""
     client = an_engine(closed)
     groups = client.watch(1001, 1004, entities=((GPU, 0), (GPU, 1)))
     closed.stub.run(closed.stub.now + 1_000_000)
@@ -333,6 +361,7 @@ def test_the_values_of_one_cycle_stay_together_however_they_are_stamped(closed: 
 
 
 def test_the_engine_writes_a_line_for_each_sample_of_a_counter_that_its_driver_lacks(closed: DcgmRig) -> None:
+    """E6."""
     closed.say("gpu 0 blank 1008 blank")
     client = an_engine(closed)
     client.watch(1008)

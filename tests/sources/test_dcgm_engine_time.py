@@ -70,6 +70,7 @@ class Engine:
 
 
 def test_the_drivers_utilization_is_the_mean_of_its_last_window(closed: DcgmRig) -> None:
+    """E7."""
     engine = Engine(closed)
     engine.stub.say("driver_window 1000000", "gpu 0 gr 90")
     engine.run(0)
@@ -112,7 +113,7 @@ def test_idle_moments_beside_busy_ones_are_not_taken_for_counters_at_zero(
 
 
 def test_another_client_on_other_fields_makes_the_engine_reuse_a_younger_sample(closed: DcgmRig) -> None:
-    """A value then describes a time that is shifted or longer than the one between its stamps."""
+    """E8: A value then describes a time that is shifted or longer than the one between its stamps."""
 
     def values() -> list[float]:
         groups = engine.client.watch(TENSOR)
@@ -207,6 +208,8 @@ def test_after_a_gpu_was_bound_anew_all_are_blank_for_seconds_and_right_again(
 
 
 def test_an_engine_that_is_back_at_once_is_read_again_within_three_seconds(closed: DcgmRig) -> None:
+    """E14."""
+
     def opened(_: str) -> TelemetrySource:
         return closed.open(at=closed.clock.now())
 
