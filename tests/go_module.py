@@ -10,8 +10,12 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def build(folder: Path, package: str, program: Path, *flags: str) -> None:
-    """Build `package` as `program`, unless that was built of the same pins. Raises CalledProcessError, SystemExit."""
-    digest = hashlib.sha256(b"\0".join((folder / name).read_bytes() for name in ("go.mod", "go.sum"))).hexdigest()
+    """Build `package` as `program`, unless it was, with the same pins and flags.
+
+    Raises CalledProcessError, and SystemExit without Go.
+    """
+    pins = ((folder / name).read_bytes() for name in ("go.mod", "go.sum"))
+    digest = hashlib.sha256(b"\0".join((*pins, *(word.encode() for word in (package, *flags))))).hexdigest()
     stamp = program.parent / ".built"
     if stamp.is_file() and stamp.read_text(encoding="ascii") == digest:
         return

@@ -98,8 +98,8 @@ MAX_RETRY_WAIT = 60 * SECOND
 STARTUP_GRACE = 600 * SECOND
 """How long a known engine may fail before it is a fault: large weights take minutes to load."""
 COST_SHARE, LONGEST_COST_WAIT = 200, 100 * SECOND
-"""A scrape waits for so many times the processor time that parsing the last page took, 0.5 % of a processor at most,
-but no longer than that: an engine's page takes milliseconds, the largest that is read half a second."""
+"""A scrape waits for so many times the processor time that parsing the last page took, 0.5 % of a processor, but no
+longer than that: an engine's page takes milliseconds."""
 JITTER = 0.1
 """Share by which a wait varies to either side, so that many nodes do not scrape at the same time."""
 _STARTING = ("refused", "timeout", "half_page")
