@@ -32,7 +32,10 @@ class Worker:
     """A daemon thread that calls `run` until it returns; if it raises, it is called again after a second."""
 
     def __init__(self, name: str, run: Callable[[], object], *, stop: threading.Event) -> None:
-        """`run` returns once `stop` is set. The thread does not start yet."""
+        """`run` returns once `stop` is set, and at once if it is set before; then it releases what it serves.
+
+        The thread does not start yet.
+        """
         self._run, self._stop = run, stop
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._error, self.failures = "", 0
@@ -69,7 +72,7 @@ class Worker:
 
     def _work(self) -> None:
         give_way()
-        while not self._stop.is_set():
+        while True:
             try:
                 self._run()
             except Exception as error:
@@ -77,6 +80,7 @@ class Worker:
                     log.exception("thread %s failed and begins anew; please report this", self.name)
                 self._error = repr(error)
                 self.failures += 1
-                self._stop.wait(AFTER_FAILURE_SECONDS)
+                if self._stop.wait(AFTER_FAILURE_SECONDS):
+                    return
             else:
                 return

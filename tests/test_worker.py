@@ -116,6 +116,16 @@ def test_what_it_computes_gives_way_to_scrapes_on_the_same_processor(stop: threa
     assert priorities == [min(os.getpriority(os.PRIO_PROCESS, 0) + 10, 19)]
 
 
+def test_work_that_is_stopped_before_it_begins_still_releases_what_it_serves(stop: threading.Event) -> None:
+    """A starved thread may begin when the daemon ends already; a server's socket would stay open."""
+    released: list[bool] = []
+    stop.set()
+    worker = Worker("sweeper", lambda: released.append(stop.is_set()), stop=stop)
+    worker.start()
+    worker.join(30)
+    assert released == [True]
+
+
 def test_a_failure_while_it_stops_does_not_begin_anew(stop: threading.Event) -> None:
     def fails() -> None:
         stop.set()

@@ -94,7 +94,8 @@ class HttpListener:
             self._sock, self._server = _listen(self._address.host, self._address.port), self._new_server()
             self._server.should_exit = self._stop.is_set()
         with self._sock:
-            self._server.run(sockets=[self._sock])
+            if not self._stop.is_set():
+                self._server.run(sockets=[self._sock])
 
     async def _handle_report(self, request: Request) -> Response:
         connection: HttpConnection = request.state.connection

@@ -7,6 +7,7 @@ VictoriaMetrics, where it is installed, is asked what Prometheus is asked.
 import re
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from math import ceil
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -175,12 +176,10 @@ class Stored(NamedTuple):
     written: list[bytes]
 
 
-@pytest.fixture(name="stored", scope="module")
-def _stored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stored]:
-    with (
-        prometheus(tmp_path_factory.mktemp("past")) as server,
-        httpx.Client(base_url=server.url, trust_env=False, timeout=120) as client,
-    ):
+@contextmanager
+def nine_nodes(folder: Path) -> Iterator[Stored]:
+    """Run it until the block ends."""
+    with prometheus(folder) as server, httpx.Client(base_url=server.url, trust_env=False, timeout=120) as client:
         kept, snapshots = Kept(client), []
         past = Past(server.url, kept)  # type: ignore[arg-type]
         for story in NODES:
@@ -189,6 +188,12 @@ def _stored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stored]:
             snapshots.append(node.last)
         past.record(rules(), start=END - 1500, end=END)
         yield Stored(past, client, fleet_of(*snapshots), kept.written)
+
+
+@pytest.fixture(name="stored", scope="module")
+def _stored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stored]:
+    with nine_nodes(tmp_path_factory.mktemp("past")) as stored:
+        yield stored
 
 
 def test_no_rule_records_more_than_the_calculator_says(stored: Stored) -> None:

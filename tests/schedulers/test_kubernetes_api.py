@@ -137,7 +137,12 @@ def test_a_server_that_knows_only_older_versions_is_asked_for_its_newest(here: N
     """As after etcd was restored from a copy; the next list may come from the server's memory again."""
     ready(here)
     here.api.has(*(job_pod(f"done-{n}", phase="Succeeded") for n in range(20)))
-    wait_for(lambda: len(here.api.objects[PODS]) > 20, "newer versions")
+    newest = job_pod()
+    newest["status"]["containerStatuses"] = [
+        {"name": "main", "restartCount": 2, "ready": True, "image": "i", "imageID": "i"}
+    ]
+    here.api.has(newest)
+    here.until(lambda state: state.allocations[0].restarts == 2, "the newest version")
     known = here.api.version
     here.api.stop()
     here.api.restores()

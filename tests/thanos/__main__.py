@@ -18,11 +18,10 @@ import httpx
 import pytest
 
 from tests import go_module
-from tests.dashboards.past import Past, prometheus, rules
-from tests.dashboards.stories import played
+from tests.dashboards.past import rules
 from tests.e2e.databases import ready, started
 from tests.e2e.running import environment, running
-from tests.e2e.test_prometheus_scale import END, NODES, Kept, asked, one
+from tests.e2e.test_prometheus_scale import END, NODES, asked, nine_nodes, one
 from tests.ports import free_port
 from tests.waiting import wait_for
 
@@ -67,19 +66,6 @@ def replica(folder: Path, number: int, written: Sequence[bytes]) -> Iterator[str
             yield grpc
 
 
-@contextmanager
-def everything(folder: Path) -> Iterator[tuple[httpx.Client, list[bytes]]]:
-    """Run a Prometheus with all pages and all that the rules record of them; give also what was written."""
-    folder.mkdir()
-    with prometheus(folder) as server, httpx.Client(base_url=server.url, trust_env=False, timeout=120) as client:
-        kept = Kept(client)
-        past = Past(server.url, kept)  # type: ignore[arg-type]
-        for story in NODES:
-            past.write(played(story, end=END)[1])
-        past.record(rules(), start=END - 1500, end=END)
-        yield client, kept.written
-
-
 def compare(here: httpx.Client, there: httpx.Client) -> int:
     """Return the number of expressions that have an answer. Raises AssertionError if one differs."""
     said = 0
@@ -97,14 +83,15 @@ def main() -> int:
     assert found, "go.mod requires no Thanos"
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         folder = Path(name)
-        here, written = stack.enter_context(everything(folder / "all"))
-        stores = [stack.enter_context(replica(folder, number, written)) for number in range(_REPLICAS)]
+        (everything := folder / "all").mkdir()
+        stored = stack.enter_context(nine_nodes(everything))
+        stores = [stack.enter_context(replica(folder, number, stored.written)) for number in range(_REPLICAS)]
         words = ("query", "--query.replica-label=replica", *(f"--endpoint={store}" for store in stores))
         http, _ = stack.enter_context(thanos(folder, *words))
         there = stack.enter_context(httpx.Client(base_url=f"http://{http}", trust_env=False, timeout=120))
         nodes = partial(one, there, "count(node:gpu_efficiency_info)", time=f"{_AT}")
         wait_for(lambda: nodes() == len(NODES), "both replicas are queried")
-        said = compare(here, there)
+        said = compare(stored.client, there)
     sys.stdout.write(f"Thanos {found[1]}: {len(rules())} expressions as in Prometheus, {said} of them with data\n")
     return 0
 
