@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from exporter.config import load as load_config
 from exporter.core.ledger import Ledger, conserved
@@ -565,7 +566,7 @@ def test_a_utilisation_given_as_a_ratio_is_one(world: World) -> None:
     source = world.open()
     world.reads(2)
     unit = source._boards[0].whole
-    unit.latest[203] = unit.latest[203]._replace(value=0.5)
+    unit.latest[203] = replace(unit.latest[203], value=0.5)
     assert source._fields.gauges(unit)["gpu_utilization"] == 0.5
 
 

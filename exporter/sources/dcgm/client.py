@@ -5,13 +5,16 @@ only the low-level functions of the bindings: the classes above them call a dead
 """
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from ctypes import byref, c_uint
+from ctypes import byref, c_uint, sizeof
 from enum import Enum
 from itertools import count
 from math import isfinite
+from struct import Struct as Layout
 from typing import Any, NamedTuple
+
+from msgspec import Struct
 
 from exporter.sources.base import FP64_BLANK, INT32_BLANK, INT32_LAST_BLANK, SourceError
 from exporter.sources.dcgm.connection import Bindings
@@ -38,6 +41,10 @@ _TEXTS = {"<<<NOT_FOUND>>>": Blank.NOT_FOUND, "<<<NOT_SUPPORTED>>>": Blank.NOT_S
 _DOUBLE, _STRING, _INTEGERS = ord("d"), ord("s"), (ord("i"), ord("t"))
 raw_attribute = object.__getattribute__
 """Reads a member of the bindings' structures; several times faster than their own __getattribute__."""
+
+
+_HEAD = "=4xIIHhi4xq"
+"""A c_dcgmFieldValue_v2 up to its value: entity group and id, field, type, status, time stamp (dcgm_structs.h)."""
 
 
 def decode_value(raw: Any) -> Value:
@@ -97,7 +104,7 @@ class DcgmRefusal(Exception):  # noqa: N818  the engine's response, not a failur
         self.kind = kind
 
 
-class DcgmSample(NamedTuple):
+class DcgmSample(Struct, frozen=True, gc=False):
     """A value from the engine's cache; `stamp` is Unix microseconds by the engine's clock."""
 
     entity: EntityId
@@ -129,6 +136,8 @@ class DcgmClient:
         self._codes = {getattr(self._structs, name): name.removeprefix(prefix).lower() for name in names}
         self.gpu, self.instance = self.fields.DCGM_FE_GPU, self.fields.DCGM_FE_GPU_I
         self._drained: list[DcgmSample] = []
+        rest = sizeof(self._structs.c_dcgmFieldValue_v2) - Layout(f"{_HEAD}q").size
+        self._integers, self._doubles = (Layout(f"{_HEAD}{number}{rest}x") for number in "qd")
         self._on_values = self._agent.dcgmFieldValueEntityEnumeration_f(self._collect)
 
     def gpus(self) -> list[int]:
@@ -179,15 +188,20 @@ class DcgmClient:
         flags = self._structs.DCGM_FV_FLAG_LIVE_DATA if live else 0
         function = self._agent.dcgmEntitiesGetLatestValues
         values = self._call("return the latest values", function, pairs, list(fields), flags)
-        return [
-            DcgmSample(
-                (raw_attribute(v, "entityGroupId"), raw_attribute(v, "entityId")),
-                raw_attribute(v, "fieldId"),
-                raw_attribute(v, "ts"),
-                decode_value(v),
-            )
-            for v in values
-        ]
+        return list(self._samples(values))
+
+    def _samples(self, values: Any) -> Iterator[DcgmSample]:
+        """Decode an array of c_dcgmFieldValue_v2. Nearly all are numbers, which its bytes give five times faster."""
+        raw = memoryview(values).cast("B")
+        both = zip(self._integers.iter_unpack(raw), self._doubles.iter_unpack(raw), strict=True)
+        for place, ((group, entity, field, kind, status, stamp, integer), (*_, double)) in enumerate(both):
+            if kind == _DOUBLE and not status and 0.0 <= double < FP64_BLANK:
+                value: Value = double
+            elif kind in _INTEGERS and not status and 0 <= integer < INT32_BLANK:
+                value = integer
+            else:
+                value = decode_value(values[place])
+            yield DcgmSample((group, entity), field, stamp, value)
 
     def drain(self, group: Any, field_group: Any, since: int) -> list[DcgmSample]:
         """Return all cached values of the group's entities stamped `since` (microseconds) or later, oldest first."""

@@ -6,6 +6,8 @@ Uses no engine and no clock. All times are microseconds of the host engine's clo
 from collections.abc import Collection, Hashable, Iterable, Sequence
 from typing import NamedTuple
 
+from msgspec import Struct
+
 from exporter.sources.dcgm.client import Blank, Value
 
 MIN_RESEND = 3_000_000
@@ -38,7 +40,7 @@ class MeasuredInterval(NamedTuple):
     """True if the field that sets the pace was blank."""
 
 
-class StampedValue(NamedTuple):
+class StampedValue(Struct, frozen=True, gc=False):
     """A value and the time (start, end] that it describes."""
 
     start: int
@@ -55,7 +57,8 @@ class SampleSeries:
     def __init__(self, fields: Sequence[int], *, period: int, since: int, counters: Collection[int] = ()) -> None:
         self._all, self._counters, self._period = tuple(fields), frozenset(counters), period
         self._max_wait = 2 * period + _MAX_DELAY
-        self._left: frozenset[int] = frozenset()
+        self.watched: list[int] = list(fields)
+        """The fields that are watched, supported or not."""
         self.reset(since)
 
     def reset(self, since: int) -> None:
@@ -75,14 +78,9 @@ class SampleSeries:
         """The supported fields: the last value of the others was NOT_SUPPORTED, or they are not watched any more."""
         return [field for field in self.watched if field not in self._absent]
 
-    @property
-    def watched(self) -> list[int]:
-        """The fields that are watched, supported or not."""
-        return [field for field in self._all if field not in self._left]
-
     def leave(self, fields: Collection[int]) -> None:
         """Expect no values of `fields`, until this is called without them."""
-        self._left = frozenset(fields)
+        self.watched = [field for field in self._all if field not in fields]
 
     def is_known(self, field: int, stamp: int) -> bool:
         """Return whether the value of `field` stamped `stamp` was added before, or is older than the baseline."""
