@@ -167,7 +167,6 @@ SAMPLING = Group(
         "host engine and its round trips, in life another process, are in it. This machine needed 6.5 % at commit "
         "1fb129c",
         "CPU of one core, 8 GPUs at 10 Hz, NVML": "likewise; at commit 1fb129c this machine needed 6.6 %",
-        "CPU of one core, 8 GPUs at 10 Hz, DCGM, scraped": "by a seventieth, with six daemons on two processors",
     },
     run=lambda: Measured(rows=sampling()),
     quick=lambda: Measured(rows=sampling(quick=True)),
