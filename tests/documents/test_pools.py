@@ -1,4 +1,4 @@
-"""The tables of docs/security.md about limits: each figure is the code's, and each test that is named exists."""
+"""The tables of docs/security.md: each figure of a limit is the code's, and each test that is named exists."""
 
 import ast
 from collections.abc import Iterator
@@ -169,10 +169,12 @@ def functions_of(path: str) -> frozenset[str]:
     return frozenset(node.name for node in tree.body if isinstance(node, ast.FunctionDef))
 
 
-def test_what_happens_beyond_each_limit_is_shown_by_a_test() -> None:
-    for *_, shown in rows("### What is shared, and who can fill it"):
-        path, _, name = shown.strip("`").partition("::")
-        assert name in functions_of(path), shown
+@each("heading", ["### What is shared, and who can fill it", "### Who proves who somebody is"])
+def test_what_each_row_promises_is_shown_by_tests(heading: str) -> None:
+    for *_, shown in rows(heading):
+        for test in shown.split(", "):
+            path, _, name = test.strip("`").partition("::")
+            assert name in functions_of(path), test
 
 
 def test_first_logins_have_as_much_as_guesses() -> None:
