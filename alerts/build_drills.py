@@ -7,7 +7,7 @@ Usage, from the root of the project (`make docs`): python -m alerts.build_drills
 from collections.abc import Iterator
 from pathlib import Path
 
-from exporter.simulate.drills import DRILLS, NO_DRILL
+from exporter.simulate.drills import DRILLS
 
 FILE = Path(__file__).parents[1] / "docs" / "alerts.md"
 BEGIN, END = "<!-- from exporter/simulate/drills.py: do not edit -->\n", "<!-- end -->"
@@ -23,14 +23,9 @@ def document() -> str:
 def _table() -> Iterator[str]:
     yield "| drill | fires within | what happens | other alerts that fire |"
     yield "|---|---|---|---|"
-    for name in sorted((*DRILLS, *NO_DRILL)):
-        drill = DRILLS.get(name)
-        link = f"[{name}](runbooks/{name}.md)"
-        if drill is None:
-            yield f"| {link} | no drill | {NO_DRILL[name]} | |"
-        else:
-            also = ", ".join(f"`{each}`" for each in drill.companions)
-            yield f"| {link} | {drill.minutes} min | {drill.about} | {also} |"
+    for name, drill in sorted(DRILLS.items()):
+        also = ", ".join(f"`{each}`" for each in drill.companions)
+        yield f"| [{name}](runbooks/{name}.md) | {drill.minutes} min | {drill.about} | {also} |"
 
 
 if __name__ == "__main__":

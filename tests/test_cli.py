@@ -13,6 +13,7 @@ import shlex
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -33,7 +34,7 @@ from exporter.core.metrics import METRICS, SERIES_BUDGET, max_series_of_scope
 from exporter.core.model import Health, Observation, Owner
 from exporter.core.snapshot import DaemonMetadata, Snapshot
 from exporter.registry import SOURCES
-from exporter.simulate.drills import DRILLS, NO_DRILL
+from exporter.simulate.drills import DRILLS
 from exporter.simulate.leak_scenarios import LEAK_SCENARIOS
 from exporter.simulate.scenarios import SCENARIOS
 from exporter.simulate.simulation import simulate
@@ -103,7 +104,7 @@ def test_every_command_explains_itself(run: Run, command: str) -> None:
         "simulate demo --period 0.0005",
         "demo --board no-such-board",
         "demo --drill NoSuchAlert",
-        "demo --drill GPUEfficiencyConservationBroken",
+        "demo --past",
         "demo zombie_notebook --drill GPUEfficiencyGPUZombie",
         "demo --drill GPUEfficiencyGPUZombie --preroll 1h",
         "replay trace.jsonl --serve --speed 0",
@@ -125,16 +126,31 @@ def test_wrong_usage_is_status_2_and_words_on_standard_error(run: Run, tmp_path:
 def test_the_list_of_drills_has_each_alert_on_a_line_of_its_own(run: Run) -> None:
     status, out, _ = run("demo --drill list")
     assert status == 0
-    assert [line.split()[0] for line in out.splitlines()] == sorted((*DRILLS, *NO_DRILL))
+    assert [line.split()[0] for line in out.splitlines()] == sorted(DRILLS)
 
 
-def test_an_alert_without_a_drill_says_why_and_an_unknown_one_which_there_are(run: Run) -> None:
-    assert NO_DRILL["GPUEfficiencyConservationBroken"] in run("demo --drill GPUEfficiencyConservationBroken")[2]
+def test_an_unknown_drill_is_answered_with_those_that_there_are(run: Run) -> None:
     assert all(name in run("demo --drill NoSuchAlert")[2] for name in DRILLS)
 
 
 def test_a_drill_is_found_by_the_alerts_name_without_its_prefix_too(run: Run) -> None:
-    assert run("demo --drill ConservationBroken") == run("demo --drill GPUEfficiencyConservationBroken")
+    assert run("demo --drill FleetBlind --past") == run("demo --drill GPUEfficiencyFleetBlind --past")
+
+
+def test_a_past_belongs_to_a_drill_that_needs_one(run: Run) -> None:
+    assert "needs no past" in run("demo --drill FleetBlind --past")[2]
+    assert "name one with --drill" in run("demo --past")[2]
+
+
+def test_a_drills_past_is_what_promtool_makes_blocks_of(run: Run, tmp_path: Path) -> None:
+    """It covers the day before, as long as the alert looks back for it, and leaves Prometheus its own last hours."""
+    _, out, _ = run("demo --drill Regressed --past")
+    times = [int(line.rpartition(" ")[2]) for line in out.splitlines()[:-1]]
+    assert min(times) < time.time() - 25 * 3600
+    assert time.time() - 5 * 3600 < max(times) < time.time() - 3 * 3600
+    (tmp_path / "past.txt").write_text(out)
+    words = ["promtool", "tsdb", "create-blocks-from", "openmetrics", "past.txt", "data"]
+    assert subprocess.run(words, cwd=tmp_path, capture_output=True, check=False).returncode == 0
 
 
 def test_a_drill_of_two_nodes_says_how_to_start_the_second_and_scrapes_both() -> None:

@@ -13,11 +13,12 @@ from exporter.cli.cluster import serve_cluster
 from exporter.cluster.model import ClusterNode, Demand, Jobs, NodeRequirements, Nodes, PendingJob
 from exporter.cluster.watcher import Question
 from exporter.config import Config, ConfigError
-from exporter.simulate.drills import DRILLS, NO_DRILL, Drill
+from exporter.simulate.drills import DRILLS, Drill
 
 LIST = "list"
 """Value of --drill that lists all."""
 _GPUS, _NEXT_PORT = 8, 10
+_PAST_SECONDS, _OWN_SECONDS, _PAST_STEP_SECONDS = 26 * 3600, 4 * 3600, 120
 _MARK = "gpu_efficiency_simulated is 1"
 
 
@@ -26,35 +27,49 @@ def drill_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--drill",
         type=_whole_name,
-        choices=(*sorted((*DRILLS, *NO_DRILL)), LIST),
+        choices=(*sorted(DRILLS), LIST),
         metavar="ALERT",
         help="make this alert fire within minutes, to test the pager; list: what each drill does",
+    )
+    command.add_argument(
+        "--past",
+        action="store_true",
+        help="with --drill: print what Prometheus must hold of the day before, as OpenMetrics for promtool, and end",
     )
 
 
 def _whole_name(name: str) -> str:
     """Complete an alert's name that is given without the prefix of all of ours."""
-    return whole if (whole := f"GPUEfficiency{name}") in {*DRILLS, *NO_DRILL} else name
+    return whole if (whole := f"GPUEfficiency{name}") in DRILLS else name
 
 
 def drill_lines() -> Iterator[str]:
-    """Yield a line for each alert: its drill, or why there is none."""
-    for name in sorted((*DRILLS, *NO_DRILL)):
-        drill = DRILLS.get(name)
-        when = "   -" if drill is None else f"{drill.minutes:2}m"
-        yield f"{name:39} {when:>4}  {NO_DRILL[name] if drill is None else drill.about}"
+    """Yield a line for each alert: its drill."""
+    for name, drill in sorted(DRILLS.items()):
+        yield f"{name:39} {drill.minutes:2}m  {drill.about}"
 
 
 def prepare_drill(args: argparse.Namespace) -> Drill:
-    """Put the drill's scenario and settings into `args`, and return it; raises ConfigError if there is none."""
-    if args.drill in NO_DRILL:
-        raise ConfigError(f"{args.drill} has no drill: {NO_DRILL[args.drill]}")
+    """Put the drill's scenario and settings into `args`, and return it; raises ConfigError for flags that clash."""
     if args.scenario != "demo" or args.preroll is not None:
         raise ConfigError("--drill sets the scenario and its time before the start: leave SCENARIO and --preroll out")
     drill = DRILLS[args.drill]
+    if args.past and not drill.past:
+        raise ConfigError(f"the drill {args.drill} needs no past: leave --past out")
     args.scenario, args.preroll = drill.scenario, float(drill.preroll_seconds)
     vars(args).update(drill.settings)
     return drill
+
+
+def past_lines(name: str, drill: Drill, *, now: float) -> Iterator[str]:
+    """Yield what Prometheus must hold of the day before `now`, Unix seconds, as OpenMetrics.
+
+    The last hours are left out: Prometheus writes them itself, and takes no blocks for them.
+    """
+    for series, value in drill.past.items():
+        for back in range(_PAST_SECONDS, _OWN_SECONDS, -_PAST_STEP_SECONDS):
+            yield f'{series}{{cluster="drill-{name}"}} {value:g} {now - back:.0f}'
+    yield "# EOF"
 
 
 def announcement(name: str, drill: Drill, address: str, *, node: int = 0) -> str:
@@ -75,12 +90,16 @@ def _target(address: str) -> str:
 def _announcement(name: str, drill: Drill, addresses: Sequence[str]) -> Iterator[str]:
     yield f"SIMULATED trouble, to test the pager: {name}"
     yield f"  what: {drill.about}."
-    yield f"  when: the alert fires at most {drill.minutes} minutes after Prometheus' first scrape (scrapes every 15 s)"
+    yield f"  when: the alert fires within {drill.minutes} min of Prometheus' first scrape (scrapes every 15 s)"
     if drill.companions:
         yield f"  also: {', '.join(drill.companions)}"
     for number, address in enumerate(addresses[1:], 1):
         line = f"demo --drill {name} --node {number} --web.listen-address {address}"
         yield f"  start the next node, too: {PROGRAM} {line}"
+    if drill.past:
+        yield "  before: the alert compares with the day before. Give one to a Prometheus of your own, as its user:"
+        yield f"    {PROGRAM} demo --drill {name} --past > past.txt"
+        yield "    promtool tsdb create-blocks-from openmetrics past.txt DATA  # DATA: its --storage.tsdb.path"
     yield "  add to Prometheus' scrape_configs, and reload it (on another host: --web.listen-address 0.0.0.0:19400):"
     quoted = ", ".join(f"'{_target(address)}'" for address in addresses)
     for number in range(drill.scrape_jobs):

@@ -4,6 +4,7 @@ import argparse
 import math
 import sys
 import threading
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from exporter.cli.drill import (
     announcement,
     drill_arguments,
     drill_lines,
+    past_lines,
     prepare_drill,
     serve_simulated_cluster,
 )
@@ -48,7 +50,7 @@ from exporter.core.pipeline import advance
 from exporter.core.snapshot import DaemonMetadata, ReloadStatus, Snapshot, layers, sum_by_leak, take_snapshot
 from exporter.schedulers.privacy import open_mask
 from exporter.schedulers.rules import Rules
-from exporter.simulate.drills import DRILL_SCENARIOS, DRILLS
+from exporter.simulate.drills import DRILL_SCENARIOS, DRILLS, Drill
 from exporter.simulate.leak_scenarios import LEAK_SCENARIOS
 from exporter.simulate.plan import Scenario
 from exporter.simulate.scenarios import SCENARIOS
@@ -61,6 +63,8 @@ def demo(args: argparse.Namespace) -> int:
     """Serve a simulated node: hours of its scenario at once, then live; with --drill, one that makes an alert fire."""
     if args.drill is not None:
         return _drill(args)
+    if args.past:
+        raise ConfigError("--past belongs to a drill: name one with --drill (--drill list: all)")
     return _serve_node(args, configure(args, loopback=True))
 
 
@@ -69,13 +73,16 @@ def _drill(args: argparse.Namespace) -> int:
         print("\n".join(drill_lines()))
         return 0
     drill = prepare_drill(args)
+    if args.past:
+        print("\n".join(past_lines(args.drill, drill, now=time.time())))
+        return 0
     config = configure(args, loopback=True)
     print(announcement(args.drill, drill, config.web.listen_address, node=args.node), flush=True)
-    return serve_simulated_cluster(config) if drill.cluster else _serve_node(args, config, history=drill.history)
+    return serve_simulated_cluster(config) if drill.cluster else _serve_node(args, config, drill)
 
 
-def _serve_node(args: argparse.Namespace, config: Config, *, history: bool = True) -> int:
-    """Serve the simulated node that `args` describe; without `history`, its store cannot be written."""
+def _serve_node(args: argparse.Namespace, config: Config, drill: Drill | None = None) -> int:
+    """Serve the simulated node that `args` describe, in the trouble of `drill`."""
     simulation = demo_simulation(args, SystemClock())
     owner_rules = _OwnerRules(config)
     reloader = open_reloader(args, config, loopback=True)
@@ -83,6 +90,7 @@ def _serve_node(args: argparse.Namespace, config: Config, *, history: bool = Tru
         config, source="simulation", simulated=True, host=simulation.host, node=simulation.host, reload=reloader.status
     )
     agent = Agent(meta=metadata, policy=config.policy, by_model=config.policies())
+    agent.ledger.conservation_errors += drill is not None and not drill.books
     print("SIMULATED node: none of these figures come from hardware.", file=sys.stderr)
 
     def apply(config: Config, reload: ReloadStatus) -> None:
@@ -92,7 +100,7 @@ def _serve_node(args: argparse.Namespace, config: Config, *, history: bool = Tru
     with on_sighup(reloader), reload_in_background(reloader, apply), scratch_folder() as folder:
         observations = owner_rules.apply(simulation.observations)
         # Never in the store of a real node.
-        own = structs.replace(config.history, file=_store_path(folder, writable=history))
+        own = structs.replace(config.history, file=_store_path(folder, writable=drill is None or drill.history))
         recorder = open_history(structs.replace(config, history=own), simulation.host)
         return publish(agent, config, lambda stop: when_due(observations, SystemClock(), stop), history=recorder)
 

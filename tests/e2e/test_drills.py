@@ -1,11 +1,12 @@
 """`gpu-efficiency demo --drill` as an operator runs it: what it prints goes into a real Prometheus, whose alert fires.
 
-Those whose trouble lies in the daemon's own parts, one of the cluster's, and a page. Rules come faster than in the
-world, and without `for`: how long a drill takes is in `tests/alerts/test_drills.py`.
+Those whose trouble lies in the daemon's own parts, one of the cluster's, a page, and one that needs a past. Rules come
+faster than in the world, and without `for`: how long a drill takes is in `tests/alerts/test_drills.py`.
 """
 
-from collections.abc import Iterator
-from contextlib import ExitStack
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from tests.waiting import PATIENCE, wait_for
 
 pytestmark = pytest.mark.e2e
 NAMES = (
+    "GPUEfficiencyConservationBroken",
     "GPUEfficiencyExemptionExpired",
     "GPUEfficiencyExporterMissing",
     "GPUEfficiencyHistoryFailing",
@@ -41,16 +43,53 @@ def _snippet(program: Program) -> list[dict[str, Any]]:
     return found
 
 
-def _eager(rules: str) -> str:
-    """The alerts of the drills, and what they and their texts read: all other rules are most of what rules cost."""
-    read = {rule["record"] for rule in needed(str([alerts()[name] for name in NAMES]), list(files()))}
-    tree = yaml.safe_load(faster_rules(rules))
+PAST = "GPUEfficiencyRegressed"
+"""The drill that needs a past."""
+
+
+def _often(rules: str) -> str:
+    """The rules as they are, each second."""
+    tree = yaml.safe_load(rules)
     for group in tree["groups"]:
-        group["rules"] = [rule for rule in group["rules"] if rule.get("alert") in NAMES or rule.get("record") in read]
+        group["interval"] = "1s"
+    return yaml.safe_dump(tree)
+
+
+def _eager(rules: str, names: Sequence[str]) -> str:
+    """The alerts of the drills, and what they and their texts read: all other rules are most of what rules cost."""
+    read = {rule["record"] for rule in needed(str([alerts()[name] for name in names]), list(files()))}
+    tree = yaml.safe_load(rules)
+    for group in tree["groups"]:
+        group["rules"] = [rule for rule in group["rules"] if rule.get("alert") in names or rule.get("record") in read]
         for rule in group["rules"]:
             rule.pop("for", None)
     tree["groups"] = [group for group in tree["groups"] if group["rules"]]
     return yaml.safe_dump(tree, width=1 << 20)
+
+
+@contextmanager
+def _prometheus(
+    folder: Path, names: Sequence[str], jobs: Sequence[dict[str, Any]], pace: Callable[[str], str]
+) -> Iterator[httpx.Client]:
+    """Run a Prometheus that scrapes the drills, with their rules."""
+    for path in RULES:
+        (folder / f"rules-{path.name}").write_text(_eager(pace(path.read_text()), names))
+    config = {
+        "global": {"evaluation_interval": sooner("1m")},
+        "rule_files": [f"{folder}/rules-*.yaml"],
+        "scrape_configs": [job | {"scrape_interval": "1s", "scrape_timeout": "1s"} for job in jobs],
+    }
+    (folder / "prometheus.yaml").write_text(yaml.safe_dump(config))
+    port = free_port()
+    words = [
+        "prometheus", f"--config.file={folder / 'prometheus.yaml'}", f"--storage.tsdb.path={folder / 'tsdb'}",
+        f"--web.listen-address=127.0.0.1:{port}", "--log.level=warn",
+    ]  # fmt: skip
+    with (
+        running(words, folder / "prometheus.log", environment()),
+        httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=PATIENCE) as client,
+    ):
+        yield client
 
 
 @pytest.fixture(name="client", scope="module")
@@ -58,22 +97,7 @@ def _client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     folder = tmp_path_factory.mktemp("drills")
     with ExitStack() as stack:
         jobs = [job for name in NAMES for job in _started(stack, folder, name)]
-        for path in RULES:
-            (folder / f"rules-{path.name}").write_text(_eager(path.read_text()))
-        config = {
-            "global": {"evaluation_interval": sooner("1m")},
-            "rule_files": [f"{folder}/rules-*.yaml"],
-            "scrape_configs": [job | {"scrape_interval": "1s", "scrape_timeout": "1s"} for job in jobs],
-        }
-        (folder / "prometheus.yaml").write_text(yaml.safe_dump(config))
-        port = free_port()
-        words = [
-            "prometheus", f"--config.file={folder / 'prometheus.yaml'}", f"--storage.tsdb.path={folder / 'tsdb'}",
-            f"--web.listen-address=127.0.0.1:{port}", "--log.level=warn",
-        ]  # fmt: skip
-        stack.enter_context(running(words, folder / "prometheus.log", environment()))
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=PATIENCE) as client:
-            yield client
+        yield stack.enter_context(_prometheus(folder, NAMES, jobs, faster_rules))
 
 
 def _started(stack: ExitStack, folder: Path, name: str) -> list[dict[str, Any]]:
@@ -97,3 +121,20 @@ def test_a_drill_fires_its_alert_in_a_real_prometheus(client: httpx.Client, name
     (alert,) = wait_for(lambda: _alerts(client, name), f"{name} fires", seconds=3 * PATIENCE)
     assert f"drill-{name}" in alert["annotations"]["summary"]
     assert alert["labels"]["severity"] == ("page" if name == "GPUEfficiencyJobDeadlocked" else "ticket")
+
+
+def test_a_drill_that_needs_a_past_fires_after_what_it_prints_was_done(tmp_path: Path) -> None:
+    """Its rules look as far back as they do; only their turns come each second."""
+    with ExitStack() as stack:
+        jobs = _started(stack, tmp_path, PAST)
+        printed = (tmp_path / f"{PAST}.log").read_text()
+        assert f"demo --drill {PAST} --past > past.txt" in printed
+        past = subprocess.check_output(command("demo", "--drill", PAST, "--past"), env=environment())
+        (tmp_path / "past.txt").write_bytes(past)
+        assert "promtool tsdb create-blocks-from openmetrics past.txt DATA" in printed
+        words = ("promtool", "tsdb", "create-blocks-from", "openmetrics", "past.txt", "tsdb")
+        subprocess.run(words, cwd=tmp_path, check=True, stdout=subprocess.DEVNULL)
+        client = stack.enter_context(_prometheus(tmp_path, (PAST,), jobs, _often))
+        (alert,) = wait_for(lambda: _alerts(client, PAST), f"{PAST} fires", seconds=3 * PATIENCE)
+    assert alert["annotations"]["summary"] == f"SIMULATED: drill-{PAST}: The cluster: gau has fallen to 0%"
+    assert "its usual is 90% (of the week)" in alert["annotations"]["description"]
