@@ -33,8 +33,11 @@ from exporter.worker import Worker
 
 log = logging.getLogger(__name__)
 _CONNECTIONS = 256
-_QUEUE = 512
-"""Connections that the kernel accepts ahead of the server: those above wait a second for the next try."""
+_QUEUE = 4096
+"""Connections that the kernel accepts ahead of the server, at most net.core.somaxconn.
+
+Those above wait a second for the next try, and some are reset: a burst would do that to honest reports.
+"""
 _AT_ONCE = 32
 """Connections that are accepted at once: they are counted only after that, and all have descriptors."""
 _BODY_SECONDS = 5.0
