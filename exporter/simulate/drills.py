@@ -131,17 +131,17 @@ DRILL_SCENARIOS: Mapping[str, Scenario] = {
 
 DRILLS: Mapping[str, Drill] = {
     "GPUEfficiencyConservationBroken": Drill(
-        minutes=1, books=False, about="the daemon counts an error in its books, although there is none",
+        minutes=2, books=False, about="the daemon counts an error in its books, although there is none",
     ),
     "GPUEfficiencyExporterBlind": Drill(
-        scenario="drill_silent", minutes=17,
+        scenario="drill_silent", minutes=18,
         about="two minutes after the start the telemetry source stops answering",
     ),
     "GPUEfficiencyExporterClockSkew": Drill(
         scenario="drill_clock", minutes=10, about="the node's clock is two minutes ahead",
     ),
     "GPUEfficiencyExporterDown": Drill(
-        scenario="drill_still", minutes=9,
+        scenario="drill_still", minutes=11,
         about="two minutes after the start the daemon stops answering scrapes, for 13 minutes. Prometheus must have"
         " scraped it before. The ticket ends after it answers again",
     ),
@@ -150,17 +150,17 @@ DRILLS: Mapping[str, Drill] = {
         about="a simulated Slurm has a node without an exporter",
     ),
     "GPUEfficiencyExporterProfilingBlocked": Drill(
-        scenario="drill_refused", minutes=13,
+        scenario="drill_refused", minutes=14,
         about="two minutes after the start the driver refuses the performance counters",
     ),
     "GPUEfficiencyExemptionExpired": Drill(
-        minutes=1, about="an exemption expired on 1 January 2026",
+        minutes=2, about="an exemption expired on 1 January 2026",
         settings={"exemptions": ({
             "id": "drill", "reason": "a drill of the pager", "expires": "2026-01-01", "name": "drill",
         },)},
     ),
     "GPUEfficiencyFleetBlind": Drill(
-        scenario="drill_silent", minutes=25, nodes=2, companions=("GPUEfficiencyExporterBlind",),
+        scenario="drill_silent", minutes=26, nodes=2, companions=("GPUEfficiencyExporterBlind",),
         about="two minutes after the start the telemetry of two nodes stops answering. Start both nodes. The rules"
         " remember the nodes for a day after you stop them:"
         ' silence cluster="drill-GPUEfficiencyFleetBlind" for that time',
@@ -190,7 +190,7 @@ DRILLS: Mapping[str, Drill] = {
         about="a batch job has kept a CUDA context for 45 minutes and run no kernel",
     ),
     "GPUEfficiencyHistoryFailing": Drill(
-        minutes=16, history=False, about="from the start, the daemon's history cannot be written",
+        minutes=18, history=False, about="from the start, the daemon's history cannot be written",
     ),
     "GPUEfficiencyIdleAllocationCost": Drill(
         scenario="drill_unallocated", minutes=21, settings={"budget.idle_per_hour": 0.01},
@@ -214,7 +214,7 @@ DRILLS: Mapping[str, Drill] = {
         about="a simulated Slurm has a pending job that would fit its free GPUs",
     ),
     "GPUEfficiencyNodeScrapedTwice": Drill(
-        minutes=11, scrape_jobs=2, gpus=1, about="two scrape jobs have the same target",
+        minutes=12, scrape_jobs=2, gpus=1, about="two scrape jobs have the same target",
     ),
     "GPUEfficiencyRegressed": Drill(
         scenario="drill_unallocated", minutes=45,

@@ -1,11 +1,15 @@
 """The benchmark of the rules: its fleet is of different nodes, its rows say what the server said."""
 
 import asyncio
+import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+from benchmarks.fleet import packs
 from benchmarks.fleet import site as rules_fleet
 from benchmarks.fleet.past import past_of
 from benchmarks.fleet.questions import QUESTIONS, Answer, cells
@@ -165,3 +169,19 @@ def test_a_small_fleet_is_scraped_and_every_rule_is_evaluated() -> None:
     assert int(told["Series recorded, 96 GPUs"].split()[0].replace(",", "")) > 1000
     assert len(found.tables[1].rows) == len(QUESTIONS)
     assert found.curves["gpus"] == [96]
+
+
+def test_a_group_costs_what_an_evaluation_of_it_does_over_its_own_interval(tmp_path: Path) -> None:
+    named = {"name": "a", "rules": [{"record": "x:y:z", "expr": "vector(1)"}, {"alert": "A", "expr": "up == 0"}]}
+    (tmp_path / "a.yaml").write_text(yaml.safe_dump({"groups": [named, named | {"name": "b", "interval": "1m30s"}]}))
+    first, second = packs.groups(tmp_path)
+    assert (first.interval, second.interval, first.expressions) == (60, 90, ("vector(1)", "up == 0"))
+    assert packs.share(second, 0.9) == pytest.approx(1.0)
+
+
+@pytest.mark.benchmark
+def test_packs_are_compared_over_one_head(capsys: pytest.CaptureFixture[str]) -> None:
+    assert packs.main(["alerts", "--nodes", "12", "--rounds", "2"]) == 0
+    first, *groups = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(r"alerts: \d+\.\d % of a core \(\d+\.\d, \d+\.\d\)", first)
+    assert {line.split()[2] for line in groups} == {f"{rules.name}," for rules in packs.groups(Path("alerts"))}

@@ -1,0 +1,129 @@
+"""Compares what packs of rules cost Prometheus: their expressions evaluated over one head, while nothing else happens.
+
+`python -m benchmarks.fleet.packs alerts OTHER...`: folders of rule files, such as those of an earlier commit.
+Prometheus scrapes the simulated fleet and evaluates our rules until all windows are full; then scrapes and rules end,
+and every expression of every pack is asked as of that moment. The processor time of a group, over its interval, is its
+share of a core, with the garbage that it leaves; storing the results is not in it. It is far steadier than the figure
+of `benchmarks/run.py rules`, which is a difference of two noisy ones.
+
+Owns the order of the measurement. Needs Debian's package prometheus.
+"""
+
+import argparse
+import json
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import httpx
+import yaml
+from msgspec import Struct
+from msgspec.structs import replace
+
+from benchmarks.fleet.past import remember
+from benchmarks.fleet.server import Server, Size, check, prometheus, settled
+from benchmarks.rig.daemon import cpu_seconds, running
+
+_SECONDS = {"s": 1, "m": 60, "h": 3600}
+_FULL_SECONDS = 180
+"""Time beyond the longest window, in which rules of rules are evaluated."""
+_QUICK_NODES = 50
+"""Fleets below this are for trying it out: they are not waited for until all windows are full."""
+
+
+class Rules(Struct, frozen=True):
+    """A group of rules."""
+
+    name: str
+    interval: float
+    """Seconds between two evaluations."""
+    expressions: tuple[str, ...]
+
+
+def groups(folder: Path, *, default: str = "1m") -> Iterator[Rules]:
+    """Yield the groups of a folder's rule files."""
+    for path in sorted(folder.glob("*.yaml")):
+        for group in yaml.safe_load(path.read_text(encoding="utf-8"))["groups"]:
+            exprs = tuple(rule["expr"] for rule in group["rules"])
+            yield Rules(group["name"], seconds(group.get("interval", default)), exprs)
+
+
+def seconds(duration: str) -> float:
+    """Read a duration as Prometheus writes it."""
+    return sum(int(number) * _SECONDS[unit] for number, unit in re.findall(r"(\d+)([smh])", duration))
+
+
+def share(rules: Rules, spent: float) -> float:
+    """Return the percent of a core that a group takes, of which one evaluation took `spent` seconds."""
+    return 100 * spent / rules.interval
+
+
+def _still(server: Server, size: Size) -> float:
+    """Wait until what the rules read is there; then end scrapes and rules, and return the moment to ask about."""
+    settled(server, size.nodes + 1)
+    time.sleep(size.warm_up + (_FULL_SECONDS if size.nodes >= _QUICK_NODES else 0))
+    check(server, size.nodes + 1)
+    at = time.time() - 5
+    config = server.folder / "prometheus.json"
+    told = json.loads(config.read_text(encoding="utf-8")) | {"rule_files": [], "scrape_configs": []}
+    config.write_text(json.dumps(told), encoding="utf-8")
+    os.kill(server.pid, signal.SIGHUP)
+    while server.groups():
+        time.sleep(0.5)
+    return at
+
+
+def _spent(server: Server, client: httpx.Client, rules: Rules, at: float) -> float:
+    """Return the processor seconds of one evaluation. Raises RuntimeError for an expression that fails."""
+    before = cpu_seconds(server.pid)
+    for expr in rules.expressions:
+        answer = client.post("/api/v1/query", data={"query": f"count({expr})", "time": f"{at:.3f}"})
+        if answer.status_code != httpx.codes.OK:
+            raise RuntimeError(f"{rules.name}: {expr}: {answer.text[:300]}")
+    return cpu_seconds(server.pid) - before
+
+
+def compare(folders: Sequence[Path], size: Size, rounds: int) -> Iterator[str]:
+    """Yield lines: of each pack its share of a core, round by round, and the mean of its groups."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(TemporaryDirectory()))
+        fleet = stack.enter_context(running(["-m", "benchmarks.fleet.site", f"{size.nodes}"]))
+        server = stack.enter_context(prometheus(folder, fleet.port, size, remember))
+        at = _still(server, size)
+        client = stack.enter_context(httpx.Client(base_url=f"http://127.0.0.1:{server.port}", timeout=120))
+        packs = {path: list(groups(path)) for path in folders}
+        spent: dict[Path, list[list[float]]] = {path: [] for path in folders}
+        for _ in range(rounds):
+            for path, pack in packs.items():
+                spent[path].append([share(rules, _spent(server, client, rules, at)) for rules in pack])
+    for path, pack in packs.items():
+        totals = [sum(row) for row in spent[path]]
+        yield f"{path}: {sum(totals) / rounds:.1f} % of a core ({', '.join(f'{total:.1f}' for total in totals)})"
+        means = [sum(column) / rounds for column in zip(*spent[path], strict=True)]
+        for mean, rules in sorted(zip(means, pack, strict=True), key=lambda row: -row[0]):
+            yield f"  {mean:5.2f} %  {rules.name}, every {rules.interval:.0f} s"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print the comparison."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("packs", nargs="+", type=Path, metavar="FOLDER", help="folder of rule files")
+    parser.add_argument("--nodes", type=int, default=1250, help="simulated nodes of eight GPUs; 1250")
+    parser.add_argument("--rounds", type=int, default=6, help="evaluations of each expression; 6")
+    options = parser.parse_args(arguments)
+    size = Size(nodes=options.nodes, every=120, own_intervals=False)
+    if options.nodes < _QUICK_NODES:
+        size = replace(size, scrape=2, every=2, warm_up=12)
+    for line in compare(options.packs, size, options.rounds):
+        sys.stdout.write(f"{line}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
