@@ -1,7 +1,8 @@
 """Connections of the HTTP server for job reports: each user has a share, so that one's keep out no other's.
 
 Above the total one is closed as soon as another is accepted. uvicorn's own limit closes none: it answers 503 to whoever
-sends a request, and connections that send none take all descriptors of the daemon.
+sends a request, and connections that send none take all descriptors of the daemon. While all places are taken, a user
+whose new connections come too fast has them closed before anything is made of them: they would keep others' waiting.
 """
 
 import asyncio
@@ -13,12 +14,15 @@ from typing import Any
 from msgspec import Struct
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from exporter.connections import Deadline, overdue
+from exporter.connections import Deadline, TokenBucket, overdue
 from exporter.training.peer import Peer
 from exporter.training.socket_owner import Address
 
 IDLE_SECONDS = 75.0
 """Maximum time between two messages of a connection, and from its start to the first message."""
+NEW_BURST, NEW_PER_SECOND = 64, 32.0
+"""New connections of one user while all places are taken."""
+_MOST_USERS = 1024
 
 
 class HttpConnection(H11Protocol):
@@ -87,6 +91,10 @@ class ConnectionPool:
     def __init__(self, most: int, user_of: Callable[[Address], int | None]) -> None:
         """`user_of` tells the user at a client's address; those whom it cannot tell count as one user."""
         self.most, self._user_of = most, user_of
+        self._accepted: dict[Address, int | None] = {}
+        """Users of connections that were accepted and are not counted yet."""
+        self._new: dict[int, TokenBucket] = {}
+        """Of each user, the one who has not connected for longest first."""
         self._open: dict[HttpConnection, Deadline] = {}
         self._by_user: dict[int | None, _Held] = {}
 
@@ -96,9 +104,24 @@ class ConnectionPool:
     def __contains__(self, connection: HttpConnection) -> bool:
         return connection in self._open
 
+    def admits(self, client: Address) -> bool:
+        """Whether to serve a connection that was just accepted; if so, `add` follows. Unknown users are not limited."""
+        self._accepted[client] = user = self._user_of(client)
+        if user is None or len(self) + len(self._accepted) <= self.most or self._bucket(user).take(time.monotonic()):
+            return True
+        del self._accepted[client]
+        return False
+
+    def _bucket(self, user: int) -> TokenBucket:
+        bucket = self._new.pop(user, None) or TokenBucket(NEW_BURST, NEW_PER_SECOND)
+        self._new[user] = bucket
+        if len(self._new) > _MOST_USERS:
+            del self._new[next(iter(self._new))]
+        return bucket
+
     def add(self, connection: HttpConnection) -> None:
         """Count a new connection; closes one if there are too many."""
-        connection.uid = self._user_of(Address(*connection.client)) if connection.client else None
+        connection.uid = self._accepted.pop(Address(*connection.client), None) if connection.client else None
         self._by_user.setdefault(connection.uid, _Held()).others[connection] = None
         self._open[connection] = connection.deadline
         if len(self._open) > self.most:

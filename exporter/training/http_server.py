@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
@@ -63,6 +64,21 @@ class _Server(uvicorn.Server):
             sock.listen(_QUEUE)  # asyncio lets the kernel queue as many as are accepted at once
 
 
+class _Door(socket.socket):
+    """The listening socket. Closes what `admits` refuses, before the event loop makes objects of it."""
+
+    admits: Callable[[Address], bool]
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        """Return the next connection that is admitted. Raises BlockingIOError if there is none among the next."""
+        for _ in range(_AT_ONCE):
+            accepted, client = super().accept()
+            if self.admits(Address(*client[:2])):
+                return accepted, client
+            accepted.close()
+        raise BlockingIOError
+
+
 class HttpListener:
     """The HTTP server and its thread."""
 
@@ -89,12 +105,14 @@ class HttpListener:
 
     def _new_server(self) -> uvicorn.Server:
         self._pool = ConnectionPool(_CONNECTIONS, SocketTable(self._address, self._proc).user)
+        self._sock.admits = self._pool.admits
         return _Server(_server_config(self._app, partial(HttpConnection, self._pool), self._close_overdue))
 
     def _run(self) -> None:
         """Serve until closed; after a failure on the same port again. Raises ReportListenError while it is taken."""
         if self.worker.failures:
-            self._sock, self._server = _listen(self._address.host, self._address.port), self._new_server()
+            self._sock = _listen(self._address.host, self._address.port)
+            self._server = self._new_server()
             self._server.should_exit = self._stop.is_set()
         with self._sock:
             if not self._stop.is_set():
@@ -166,14 +184,14 @@ def parse_loopback_address(address: str) -> tuple[str, int]:
     return host, port
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def _listen(host: str, port: int) -> _Door:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         sock = socket.create_server((host, port), family=family, backlog=_QUEUE)
     except OSError as err:
         raise ReportListenError(f"reports.http: {host} port {port}: {err.strerror or err}: set another port") from err
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # inherited by accepted connections
-    return sock
+    return _Door(fileno=sock.detach())
 
 
 async def _body(request: Request) -> bytes:

@@ -15,7 +15,7 @@ from exporter.logs import MOST_ALIKE
 from exporter.nccl import files as plugin_files
 from exporter.nccl import flight_recorder, investigator, ras
 from exporter.schedulers.kubernetes import publisher
-from exporter.training import http_server, inbox, peer
+from exporter.training import http_connections, http_server, inbox, peer
 from exporter.training.logs import watcher
 from exporter.training.unix_socket import OTHER_DESCRIPTORS
 from exporter.web import gateway, security
@@ -73,6 +73,8 @@ POOLS: dict[str, tuple[str, ...]] = {
     "file descriptors of the daemon": (f"and {number(OTHER_DESCRIPTORS)} more",),
     "connections of `reports.http`": (
         f"{number(http_server._CONNECTIONS)}, and {number(http_server._AT_ONCE)} accepted at once",
+        f"of one user {number(http_connections.NEW_BURST)} new ones at once,",
+        f"at once, {number(http_connections.NEW_PER_SECOND)} a second |",
     ),
     "processor time for finding the process behind an HTTP connection": (
         f"{percent(peer._SHARE_OF_ALL)} of a processor; for one user {percent(peer._SHARE_OF_USER)}",

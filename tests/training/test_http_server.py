@@ -15,8 +15,10 @@ from typing import IO, Any, cast
 import pytest
 
 from exporter.training import http_server as module
+from exporter.training.http_connections import NEW_BURST, ConnectionPool
 from exporter.training.http_server import HttpListener, parse_loopback_address
 from exporter.training.receiver import ReportReceiver
+from exporter.training.socket_owner import Address
 from exporter.workloads import WorkloadProcess
 from tests.training.senders import ReceiverRig, ticking
 from tests.waiting import wait_for
@@ -244,6 +246,21 @@ def test_those_of_no_job_leave_their_places_to_one_that_has_a_job(
         assert one.post(step=1)[0] == 204
         assert [stranger.post(step=1)[0] for stranger in strangers] == [403] * 3
         assert one.post(step=2)[0] == 204
+
+
+def test_while_all_places_are_taken_a_user_who_connects_too_fast_is_closed_unread() -> None:
+    """Others, and whoever is unknown, are admitted meanwhile: they would wait behind thousands."""
+    users: dict[int, int | None] = {}
+    pool = ConnectionPool(2, lambda client: users[client.port])
+
+    def admitted(user: int | None) -> bool:
+        users[len(users)] = user
+        return pool.admits(Address("127.0.0.1", len(users) - 1))
+
+    assert all(admitted(7) for _ in range(2 + NEW_BURST))
+    assert [admitted(7) for _ in range(200)].count(True) < 100
+    assert admitted(8)
+    assert all(admitted(None) for _ in range(200))
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can be several users")
