@@ -8,7 +8,7 @@ from functools import lru_cache
 from heapq import nlargest
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from math import inf
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from msgspec import Struct
 
@@ -80,22 +80,29 @@ class TokenBucket(Struct, eq=False):
         self.tokens += 1
 
 
-class AddressBuckets(Struct, eq=False):
-    """One token bucket per client address, for the `most` most recently used addresses."""
+class Buckets(Struct, Generic[Key], eq=False):
+    """One token bucket per key, for the `most` most recently used keys."""
 
     burst: float
     rate: float
     most: int = 1024
-    by_address: dict[str, TokenBucket] = {}
+    by_key: dict[Key, TokenBucket] = {}
+
+    def of(self, key: Key) -> TokenBucket:
+        """Return the key's bucket; evicts the least recently used one above the maximum."""
+        bucket = self.by_key.pop(key, None) or TokenBucket(self.burst, self.rate)
+        self.by_key[key] = bucket
+        if len(self.by_key) > self.most:
+            del self.by_key[next(iter(self.by_key))]
+        return bucket
+
+
+class AddressBuckets(Buckets[str]):
+    """One token bucket per client address."""
 
     def bucket_of(self, address: str) -> TokenBucket:
-        """Return the address's bucket; evicts the least recently used one above the maximum."""
-        group = client_network(address)
-        bucket = self.by_address.pop(group, None) or TokenBucket(self.burst, self.rate)
-        self.by_address[group] = bucket
-        if len(self.by_address) > self.most:
-            del self.by_address[next(iter(self.by_address))]
-        return bucket
+        """Return the address's bucket; see `Buckets.of`."""
+        return self.of(client_network(address))
 
 
 @lru_cache(1024)

@@ -10,18 +10,14 @@ Owns the order of the measurement. Needs Debian's package prometheus.
 """
 
 import argparse
-import json
-import os
-import re
-import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from urllib.parse import quote
 
-import httpx
 import yaml
 from msgspec import Struct
 from msgspec.structs import replace
@@ -29,8 +25,8 @@ from msgspec.structs import replace
 from benchmarks.fleet.past import remember
 from benchmarks.fleet.server import Server, Size, check, prometheus, settled
 from benchmarks.rig.daemon import cpu_seconds, running
+from tests.e2e.pace import milliseconds
 
-_SECONDS = {"s": 1, "m": 60, "h": 3600}
 _FULL_SECONDS = 180
 """Time beyond the longest window, in which rules of rules are evaluated."""
 _QUICK_NODES = 50
@@ -51,12 +47,7 @@ def groups(folder: Path, *, default: str = "1m") -> Iterator[Rules]:
     for path in sorted(folder.glob("*.yaml")):
         for group in yaml.safe_load(path.read_text(encoding="utf-8"))["groups"]:
             exprs = tuple(rule["expr"] for rule in group["rules"])
-            yield Rules(group["name"], seconds(group.get("interval", default)), exprs)
-
-
-def seconds(duration: str) -> float:
-    """Read a duration as Prometheus writes it."""
-    return sum(int(number) * _SECONDS[unit] for number, unit in re.findall(r"(\d+)([smh])", duration))
+            yield Rules(group["name"], milliseconds(group.get("interval", default)) / 1000, exprs)
 
 
 def share(rules: Rules, spent: float) -> float:
@@ -70,22 +61,15 @@ def _still(server: Server, size: Size) -> float:
     time.sleep(size.warm_up + (_FULL_SECONDS if size.nodes >= _QUICK_NODES else 0))
     check(server, size.nodes + 1)
     at = time.time() - 5
-    config = server.folder / "prometheus.json"
-    told = json.loads(config.read_text(encoding="utf-8")) | {"rule_files": [], "scrape_configs": []}
-    config.write_text(json.dumps(told), encoding="utf-8")
-    os.kill(server.pid, signal.SIGHUP)
-    while server.groups():
-        time.sleep(0.5)
+    server.forget_rules(scrapes=True)
     return at
 
 
-def _spent(server: Server, client: httpx.Client, rules: Rules, at: float) -> float:
+def _spent(server: Server, rules: Rules, at: float) -> float:
     """Return the processor seconds of one evaluation. Raises RuntimeError for an expression that fails."""
     before = cpu_seconds(server.pid)
     for expr in rules.expressions:
-        answer = client.post("/api/v1/query", data={"query": f"count({expr})", "time": f"{at:.3f}"})
-        if answer.status_code != httpx.codes.OK:
-            raise RuntimeError(f"{rules.name}: {expr}: {answer.text[:300]}")
+        server.ask(f"query?time={at:.3f}&query={quote(f'count({expr})')}")
     return cpu_seconds(server.pid) - before
 
 
@@ -96,12 +80,11 @@ def compare(folders: Sequence[Path], size: Size, rounds: int) -> Iterator[str]:
         fleet = stack.enter_context(running(["-m", "benchmarks.fleet.site", f"{size.nodes}"]))
         server = stack.enter_context(prometheus(folder, fleet.port, size, remember))
         at = _still(server, size)
-        client = stack.enter_context(httpx.Client(base_url=f"http://127.0.0.1:{server.port}", timeout=120))
         packs = {path: list(groups(path)) for path in folders}
         spent: dict[Path, list[list[float]]] = {path: [] for path in folders}
         for _ in range(rounds):
             for path, pack in packs.items():
-                spent[path].append([share(rules, _spent(server, client, rules, at)) for rules in pack])
+                spent[path].append([share(rules, _spent(server, rules, at)) for rules in pack])
     for path, pack in packs.items():
         totals = [sum(row) for row in spent[path]]
         yield f"{path}: {sum(totals) / rounds:.1f} % of a core ({', '.join(f'{total:.1f}' for total in totals)})"

@@ -75,10 +75,12 @@ class Server(Struct, frozen=True):
         found: list[Evaluated] = self.ask("rules")["groups"]
         return found
 
-    def forget_rules(self) -> None:
-        """Take its rules away; it goes on."""
+    def forget_rules(self, *, scrapes: bool = False) -> None:
+        """Take its rules away, and with `scrapes` all that it scrapes; it goes on."""
         config = self.folder / "prometheus.json"
-        config.write_text(json.dumps(json.loads(config.read_text(encoding="utf-8")) | {"rule_files": []}))
+        gone = ("rule_files", "scrape_configs") if scrapes else ("rule_files",)
+        told = json.loads(config.read_text(encoding="utf-8")) | {each: [] for each in gone}
+        config.write_text(json.dumps(told))
         os.kill(self.pid, signal.SIGHUP)
         while self.groups():
             time.sleep(0.5)

@@ -14,7 +14,7 @@ from typing import Any
 from msgspec import Struct
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from exporter.connections import Deadline, TokenBucket, overdue
+from exporter.connections import Buckets, Deadline, overdue
 from exporter.training.peer import Peer
 from exporter.training.socket_owner import Address
 
@@ -22,7 +22,6 @@ IDLE_SECONDS = 75.0
 """Maximum time between two messages of a connection, and from its start to the first message."""
 NEW_BURST, NEW_PER_SECOND = 64, 32.0
 """New connections of one user while all places are taken."""
-_MOST_USERS = 1024
 
 
 class HttpConnection(H11Protocol):
@@ -93,8 +92,8 @@ class ConnectionPool:
         self.most, self._user_of = most, user_of
         self._accepted: dict[Address, int | None] = {}
         """Users of connections that were accepted and are not counted yet."""
-        self._new: dict[int, TokenBucket] = {}
-        """Of each user, the one who has not connected for longest first."""
+        self._new = Buckets[int](NEW_BURST, NEW_PER_SECOND)
+        """Of each user."""
         self._open: dict[HttpConnection, Deadline] = {}
         self._by_user: dict[int | None, _Held] = {}
 
@@ -107,21 +106,15 @@ class ConnectionPool:
     def admits(self, client: Address) -> bool:
         """Whether to serve a connection that was just accepted; if so, `add` follows. Unknown users are not limited."""
         self._accepted[client] = user = self._user_of(client)
-        if user is None or len(self) + len(self._accepted) <= self.most or self._bucket(user).take(time.monotonic()):
+        if user is None or len(self) + len(self._accepted) <= self.most or self._new.of(user).take(time.monotonic()):
             return True
         del self._accepted[client]
         return False
 
-    def _bucket(self, user: int) -> TokenBucket:
-        bucket = self._new.pop(user, None) or TokenBucket(NEW_BURST, NEW_PER_SECOND)
-        self._new[user] = bucket
-        if len(self._new) > _MOST_USERS:
-            del self._new[next(iter(self._new))]
-        return bucket
-
     def add(self, connection: HttpConnection) -> None:
         """Count a new connection; closes one if there are too many."""
-        connection.uid = self._accepted.pop(Address(*connection.client), None) if connection.client else None
+        # The address that it was accepted with: of one that was reset meanwhile the server knows none any more.
+        connection.uid = self._accepted.pop(Address(*connection.transport.get_extra_info("peername")[:2]), None)
         self._by_user.setdefault(connection.uid, _Held()).others[connection] = None
         self._open[connection] = connection.deadline
         if len(self._open) > self.most:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from exporter.connections import TokenBucket
+from exporter.connections import Buckets, TokenBucket
 from exporter.core.model import SECOND
 from exporter.procfs import read_bytes, start_ticks
 from exporter.sockets import CREDENTIALS, peer_credentials
@@ -107,7 +107,8 @@ class PeerSearch:
     def __init__(self, server: Address, proc: Path) -> None:
         """`server` listens already."""
         self._proc, self._table = proc, SocketTable(server, proc)
-        self._all, self._by_user = TokenBucket(_SECONDS_AT_ONCE, _SHARE_OF_ALL), dict[int, TokenBucket]()
+        self._all = TokenBucket(_SECONDS_AT_ONCE, _SHARE_OF_ALL)
+        self._by_user = Buckets[int](_SECONDS_AT_ONCE, _SHARE_OF_USER, _MOST_USERS)
 
     def find(self, client: Address, first: Iterable[int] = ()) -> Peer:
         """Return the process that holds the client's end of the connection; pids in `first` are searched first.
@@ -131,10 +132,7 @@ class PeerSearch:
 
     def _admit(self, uid: int) -> TokenBucket:
         """Return the user's share. Raises ReportRefusedError if it is used up, or that of all users."""
-        bucket = self._by_user.pop(uid, None) or TokenBucket(_SECONDS_AT_ONCE, _SHARE_OF_USER)
-        self._by_user[uid] = bucket
-        if len(self._by_user) > _MOST_USERS:
-            del self._by_user[next(iter(self._by_user))]
+        bucket = self._by_user.of(uid)
         own, of_all = bucket.available(time.monotonic()), self._all.available(time.monotonic())
         fresh = own > _SECONDS_AT_ONCE / 2
         if own <= 0 or of_all <= (-_SECONDS_AT_ONCE if fresh else 0):

@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from tests.alerts.packs import alerts, files, needed
+from tests.e2e.databases import started
 from tests.e2e.fleet import RULES
 from tests.e2e.pace import faster_rules, sooner
 from tests.e2e.running import Program, command, environment, running
@@ -79,16 +80,7 @@ def _prometheus(
         "rule_files": [f"{folder}/rules-*.yaml"],
         "scrape_configs": [job | {"scrape_interval": "1s", "scrape_timeout": "1s"} for job in jobs],
     }
-    (folder / "prometheus.yaml").write_text(yaml.safe_dump(config))
-    port = free_port()
-    words = [
-        "prometheus", f"--config.file={folder / 'prometheus.yaml'}", f"--storage.tsdb.path={folder / 'tsdb'}",
-        f"--web.listen-address=127.0.0.1:{port}", "--log.level=warn",
-    ]  # fmt: skip
-    with (
-        running(words, folder / "prometheus.log", environment()),
-        httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=PATIENCE) as client,
-    ):
+    with started(folder, config, f"--storage.tsdb.path={folder / 'tsdb'}") as client:
         yield client
 
 

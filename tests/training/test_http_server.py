@@ -3,6 +3,7 @@
 import json
 import os
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -261,6 +262,15 @@ def test_while_all_places_are_taken_a_user_who_connects_too_fast_is_closed_unrea
     assert [admitted(7) for _ in range(200)].count(True) < 100
     assert admitted(8)
     assert all(admitted(None) for _ in range(200))
+
+
+def test_connections_that_were_reset_before_they_are_counted_keep_no_place(rig: ReceiverRig) -> None:
+    pool = listener(rig)._pool
+    for _ in range(300):
+        line = socket.create_connection(("127.0.0.1", listener(rig).port), timeout=20)
+        line.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # closing it resets it
+        line.close()
+    wait_for(lambda: not pool._accepted and not len(pool), "all are counted, and gone")
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can be several users")

@@ -296,7 +296,7 @@ def test_what_is_known_of_users_is_bounded(tmp_path: Path, monkeypatch: pytest.M
     search = PeerSearch(SERVER, tmp_path)
     for uid in range(5):
         search._admit(uid)
-    assert search._by_user.keys() == {3, 4}
+    assert search._by_user.by_key.keys() == {3, 4}
 
 
 @pytest.mark.parametrize(("family", "host"), [("AF_INET", "127.0.0.1"), ("AF_INET6", "::1")])

@@ -7,7 +7,7 @@ only the low-level functions of the bindings: the classes above them call a dead
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from ctypes import byref, c_uint, sizeof
+from ctypes import byref, c_double, c_uint, sizeof
 from enum import Enum
 from itertools import count
 from math import isfinite
@@ -136,8 +136,9 @@ class DcgmClient:
         self._codes = {getattr(self._structs, name): name.removeprefix(prefix).lower() for name in names}
         self.gpu, self.instance = self.fields.DCGM_FE_GPU, self.fields.DCGM_FE_GPU_I
         self._drained: list[DcgmSample] = []
-        rest = sizeof(self._structs.c_dcgmFieldValue_v2) - Layout(f"{_HEAD}q").size
-        self._integers, self._doubles = (Layout(f"{_HEAD}{number}{rest}x") for number in "qd")
+        head = Layout(_HEAD).size
+        rest = sizeof(self._structs.c_dcgmFieldValue_v2) - head - sizeof(c_double)
+        self._integers, self._doubles = Layout(f"{_HEAD}q{rest}x"), Layout(f"={head}xd{rest}x")
         self._on_values = self._agent.dcgmFieldValueEntityEnumeration_f(self._collect)
 
     def gpus(self) -> list[int]:
@@ -194,7 +195,7 @@ class DcgmClient:
         """Decode an array of c_dcgmFieldValue_v2. Nearly all are numbers, which its bytes give five times faster."""
         raw = memoryview(values).cast("B")
         both = zip(self._integers.iter_unpack(raw), self._doubles.iter_unpack(raw), strict=True)
-        for place, ((group, entity, field, kind, status, stamp, integer), (*_, double)) in enumerate(both):
+        for place, ((group, entity, field, kind, status, stamp, integer), (double,)) in enumerate(both):
             if kind == _DOUBLE and not status and 0.0 <= double < FP64_BLANK:
                 value: Value = double
             elif kind in _INTEGERS and not status and 0 <= integer < INT32_BLANK:
