@@ -37,6 +37,7 @@ lint: .venv/.installed
 	$(BIN)/lint-imports
 	$(BIN)/bandit -q -r exporter -c pyproject.toml
 	$(BIN)/python -m dashboards.build --check
+	$(BIN)/python -m benchmarks.page --check
 
 # Markers of tests that a target of their own runs; pyproject.toml explains each.
 APART := benchmark or mutation or kubernetes

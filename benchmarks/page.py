@@ -1,7 +1,8 @@
 """The records in words: docs/benchmarks.md, and the lines of the README that name figures.
 
 Owns words and layout; every figure comes from a record. `python -m benchmarks.page` writes all of it, and is part of
-`make docs`: it measures nothing, and marks each section whose code has changed since.
+`make docs`: it measures nothing, and marks each section whose code has changed since. With --check it only compares,
+which `make lint` does: any change of measured code can add a mark.
 """
 
 import sys
@@ -118,19 +119,28 @@ def all_records() -> dict[str, Record]:
     return {group.name: record for group in groups() if (record := read(group.name)) is not None}
 
 
-def main() -> int:
-    """Write what has changed, and draw what is missing."""
+def outdated(records: Records) -> dict[Path, str]:
+    """The text of each page that no longer agrees with the records and the code."""
+    pages = {PAGE: markdown(records), README: in_readme(README.read_text(encoding="utf-8"), records)}
+    return {path: text for path, text in pages.items() if path.read_text(encoding="utf-8") != text}
+
+
+def main(words: Sequence[str]) -> int:
+    """Write what has changed, and draw what is missing; with --check only compare, and give 1 where a page is old."""
+    records = all_records()
+    old = outdated(records)
+    if "--check" in words:
+        for path in old:
+            print(f"{path.relative_to(ROOT)} is outdated: run `make docs`", file=sys.stderr)
+        return 1 if old else 0
     from benchmarks import drawing  # noqa: PLC0415 - the tables do not need it
 
-    records = all_records()
     written = [path for group in groups() if group.name in records for path in drawing.draw(group, records[group.name])]
-    for path, text in ((PAGE, markdown(records)), (README, in_readme(README.read_text(encoding="utf-8"), records))):
-        if path.read_text(encoding="utf-8") != text:
-            path.write_text(text, encoding="utf-8")
-            written.append(path)
-    print(*(f"wrote {path.relative_to(Path(ROOT))}" for path in written), sep="\n", file=sys.stderr)
+    for path, text in old.items():
+        path.write_text(text, encoding="utf-8")
+    print(*(f"wrote {path.relative_to(ROOT)}" for path in (*written, *old)), sep="\n", file=sys.stderr)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))
