@@ -186,8 +186,11 @@ class KubernetesSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """Socket of the kubelet's pod-resources service."""
     refresh_seconds: Positive = 10.0
     """Seconds between two queries of it; a change that the API server reports triggers one at once."""
-    resources: tuple[str, ...] = ("nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/mig-*")
-    """Names of the extended resources that are GPUs; * is any text. The default is what NVIDIA's plugin offers."""
+    resources: tuple[str, ...] = (
+        "nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/mig-*", "volcano.sh/vgpu-number",
+    )  # fmt: skip
+    """Names of the extended resources that are GPUs; * is any text. The default is what the device plugins of NVIDIA,
+    HAMi and Volcano offer."""
     pod_labels: tuple[str, ...] = ()
     """Keys of the pod labels that are exported for each job; none by default, as users write labels."""
     node_name: str = ""

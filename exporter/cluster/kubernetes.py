@@ -3,7 +3,8 @@
 Derives queue, expected GPUs and placement from pods and nodes. An object that cannot be decoded is rejected by itself
 and counted; DRA claims are not counted. Needs list and watch on pods and nodes, and for Kueue on its workloads and
 local queues. Sources: Kubernetes' "Pod disruption conditions"; labels of GKE, of Topograph and of NVIDIA's GPU
-feature discovery.
+feature discovery; annotations of nodes by device plugins (Project-HAMi/HAMi, docs/develop/protocol.md, "Device
+Register"; volcano-sh/volcano, pkg/scheduler/api/devices/nvidia/vgpu/utils.go, decodeNodeDevices).
 """
 
 import asyncio
@@ -72,6 +73,10 @@ _SHARES = (
     ("cloud.google.com/gke-gpu-sharing-strategy", "cloud.google.com/gke-max-shared-clients-per-gpu"),
 )
 """Labels of the strategy and of the number, by NVIDIA's feature discovery and by GKE."""
+_REGISTERED = ("hami.io/node-nvidia-register", "volcano.sh/node-vgpu-register")
+"""Annotations of the plugins of HAMi and Volcano: each GPU with the number of devices as which it is offered."""
+_SPLIT = re.compile(r'"count":(\d{1,4})\b|^[^,\[]+,(\d{1,4}),', re.ASCII)
+"""That number of the first GPU, in JSON or between commas; a node has one for all."""
 _MODEL, _GKE_PROFILE = "nvidia.com/gpu.product", "cloud.google.com/gke-gpu-partition-size"
 _MIG_MODEL = re.compile(r".+-MIG-(\d.*?)(?:-SHARED)?")
 """Model where the plugin's MIG strategy is `single`: its MIG instances are called nvidia.com/gpu."""
@@ -219,7 +224,7 @@ def _node(node: KubernetesNode, used: Counter[str], resources: tuple[str, ...]) 
         _by_type(capacity),
         _by_type({name: used[name] for name in capacity}),
         _by_type({name: count - offered.get(name, 0) for name, count in capacity.items()}),
-        shares=_shares(labels),
+        shares=_shares(labels, node.metadata.annotations or {}),
         profile=_profile(labels),
         model=labels.get(_MODEL, ""),
         state=node_condition(node) or work,
@@ -233,9 +238,11 @@ def _by_type(counts: Mapping[str, int]) -> dict[str, int]:
     return {gpu_type(name): max(0, count) for name, count in counts.items()}
 
 
-def _shares(labels: Mapping[str, str]) -> int:
-    """Return the number of pods that may share a GPU, or a MIG instance; 1 if the labels do not show that."""
-    numbers = (labels.get(number, "") for strategy, number in _SHARES if labels.get(strategy, "none") != "none")
+def _shares(labels: Mapping[str, str], annotations: Mapping[str, str]) -> int:
+    """Return the number of pods that may share a GPU, or a MIG instance; 1 if the node does not show that."""
+    numbers = [labels.get(number, "") for strategy, number in _SHARES if labels.get(strategy, "none") != "none"]
+    splits = filter(None, (_SPLIT.search(annotations.get(name, "")) for name in _REGISTERED))
+    numbers += [split[1] or split[2] for split in splits]
     return max((1, *(int(text) for text in numbers if text.isascii() and text.isdigit())))
 
 

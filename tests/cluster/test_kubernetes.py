@@ -1,5 +1,6 @@
 """Pods and nodes of a whole Kubernetes cluster: parsing, and that they come by one list and one watch."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -130,6 +131,27 @@ def test_a_shared_gpu_is_one_gpu() -> None:
     unshared = {"nvidia.com/gpu.replicas": "1", "nvidia.com/gpu.sharing-strategy": "none"}
     for labels in (GKE_SHARED, GKE_SHARED | unshared):
         assert [each.shares for each in nodes_of([node("n1", 32, labels=labels)], []).nodes] == [4]
+
+
+UUIDS = ("GPU-5700b000-0000-0000-0000-000000000000", "GPU-5700b000-0000-0000-0000-000000000001")
+HAMI, VOLCANO = "hami.io/node-nvidia-register", "volcano.sh/node-vgpu-register"
+
+
+@pytest.mark.parametrize(
+    ("annotation", "text"),
+    [
+        (HAMI, json.dumps([{"id": uuid, "index": 1, "count": 10} for uuid in UUIDS], separators=(",", ":"))),
+        (HAMI, "".join(f"{uuid},10,81920,100,NVIDIA-H100,0,true,{n},hami-core:" for n, uuid in enumerate(UUIDS))),
+        (VOLCANO, "".join(f"{uuid},10,81920,NVIDIA-H100,true,hami-core:" for uuid in UUIDS)),
+    ],
+)
+def test_a_gpu_that_hami_or_volcano_offers_as_several_is_one_gpu(annotation: str, text: str) -> None:
+    thing = node("n1", 20)
+    thing["metadata"]["annotations"] = {annotation: text}
+    (split,) = nodes_of([thing], []).nodes
+    assert (split.total, split.shares) == (20, 10)
+    thing["metadata"]["annotations"] = {annotation: text.replace("10", "ten")}
+    assert nodes_of([thing], []).nodes[0].shares == 1
 
 
 @pytest.mark.parametrize(

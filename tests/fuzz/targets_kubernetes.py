@@ -16,6 +16,7 @@ from exporter.schedulers.kubernetes import kubelet as wire
 from exporter.schedulers.kubernetes.api import UNREADABLE, ApiError, ApiServer, ApiTimeouts, Informer
 from exporter.schedulers.kubernetes.kubelet import DeviceResolver, UnknownIdError, dra_devices, is_gpu
 from exporter.schedulers.kubernetes.objects import KubernetesNode, Pod, ResourceSlice, owner_of, restarts_of, size_of
+from exporter.schedulers.kubernetes.vgpu import Assignments
 from exporter.schedulers.rules import Rules
 from tests.fuzz.trying import Feed, Target, promise
 from tests.kubernetes import cluster, kubelet
@@ -77,8 +78,17 @@ def _pods() -> list[object]:
         "kueue.x-k8s.io/queue-name": "q",
     }
     limits = {"limits": {"nvidia.com/gpu": "8"}}
+    shared = {
+        "hami.io/bind-phase": "success",
+        "hami.io/vgpu-devices-allocated": f"{cluster.gpu_uuid(1)},NVIDIA,3000,30:;",
+        "hami.io/vgpu-mig-allocations": "[]",
+    }
     plain = cluster.pod_object(
-        "train-0", labels=labels, ownerReferences=cluster.kept_by("Job", "train"), resourceVersion="7"
+        "train-0",
+        labels=labels,
+        annotations=shared,
+        ownerReferences=cluster.kept_by("Job", "train"),
+        resourceVersion="7",
     )
     asking = cluster.pod_object("asks", phase="Pending")
     asking["spec"]["containers"][0] |= {"resources": limits, "env": [{"name": "WORLD_SIZE", "value": "16"}]}
@@ -124,6 +134,7 @@ def _watch() -> Feed:
             promise("good" in store.objects, "a good event after a bad one is not taken")
         for pod in list(store.objects.values()):
             owner_of("ml", "train-0", pod, RULES), size_of(pod), restarts_of(pod, None)
+            Assignments(GPUS).of(pod, (wire.ContainerDevices("nvidia.com/gpu", (f"{cluster.gpu_uuid(0)}-7",)),))
 
     weakref.finalize(feed, loop.close)
     return feed

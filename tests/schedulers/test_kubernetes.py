@@ -284,6 +284,19 @@ def test_replicas_of_one_gpu_are_several_owners_and_a_pod_with_two_is_one(alone:
     assert [each.owner.pod for each in alone.ended] == ["one"]
 
 
+def test_under_mps_pods_own_replicas_and_the_server_is_a_process_of_none(here: Node) -> None:
+    """As NVIDIA's plugin shares by `sharing.mps`: what its daemon runs is in a pod without a GPU."""
+    here.api.has(pod_object("one"), pod_object("two"), pod_object("mps-control-daemon", namespace="nvidia"))
+    for index, name in enumerate(("one", "two")):
+        here.kubelet.gives(name, f"{gpu_uuid(0)}::{index}")
+    for pid, name in ((1, "ml/one"), (2, "ml/two"), (3, "nvidia/mps-control-daemon")):
+        process(here, pid, f"0::/kubepods/pod{uid_of(name)}/{'a' * 64}")
+    here.held((0, "ml/pod/one"), (0, "ml/pod/two"))
+    state = here.look(reading(0, *map(Process, (1, 2, 3))))
+    assert state is not None
+    assert {pid: member.job_id for pid, member in state.members.items()} == {1: "ml/pod/one", 2: "ml/pod/two"}
+
+
 def test_init_and_sidecar_containers_of_a_pod_count_once(alone: Node) -> None:
     held = devices("nvidia.com/gpu", gpu_uuid(2))
     alone.kubelet.holds(pod("both", container(held, name="init"), container(held), container(name="sidecar")))

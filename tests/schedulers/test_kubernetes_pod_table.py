@@ -66,6 +66,10 @@ def test_gpus_requested_by_name_and_allocated_by_a_dra_driver_are_listed_as_clai
     assert unlisted(requesting("train-0", init=0, main=2), claims=2) == {}
 
 
+def test_gpus_of_hamis_init_containers_are_in_its_annotation() -> None:
+    assert unlisted(requesting("train-0", init=2, main=1), "GPU-5700b000-0000-0000-0000-00000000000a-7") == {}
+
+
 @pytest.mark.parametrize("amount", ["1k", "0.5", ""])
 def test_an_amount_that_is_no_number_of_gpus_is_none(amount: str) -> None:
     thing = requesting("train-0", init=5, main=1)

@@ -10,7 +10,7 @@ import errno
 import os
 import re
 import socket
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -218,6 +218,7 @@ DRIVER = "gpu.nvidia.com"
 _UUID = r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
 _GPU = re.compile(rf"GPU-{_UUID}")
 _REPLICA = re.compile(r"(.+)::\d+")
+_VIRTUAL = re.compile(rf"GPU-{_UUID}-\d+")
 _OLD_MIG = re.compile(rf"MIG-(GPU-{_UUID})/(\d+)/\d+")
 _GKE = re.compile(r"nvidia(\d+)(?:/gi(\d+))?(?:/vgpu\d+)?")
 _CDI = re.compile(rf"(?:k8s\.{re.escape(DRIVER)}|nvidia\.com)/(\w+)=(.+)")
@@ -226,6 +227,11 @@ _NAMED = re.compile(rf"(gpu|mig)-({_UUID})")
 _NUMBERED = re.compile(r"gpu-(\d+)")
 DraDevices = Mapping[tuple[str, str], SliceDevice]
 """DRA devices by pool and name."""
+
+
+def is_virtual(name: str) -> bool:
+    """Whether it is a device of HAMi's or Volcano's plugin, which need not be of the GPU in its name."""
+    return bool(_VIRTUAL.fullmatch(name))
 
 
 class UnknownIdError(Exception):
@@ -247,6 +253,11 @@ class ResolvedDevices(Struct, frozen=True):
     candidates: frozenset[str] = frozenset()
     """UUIDs of which any may be one of those."""
 
+    def joined(self, other: "ResolvedDevices") -> "ResolvedDevices":
+        """Return these and others of the same pod."""
+        uuids = tuple(dict.fromkeys((*self.uuids, *other.uuids)))
+        return ResolvedDevices(uuids, self.unknown + other.unknown, self.candidates | other.candidates)
+
 
 class DeviceResolver:
     """Resolves the kubelet's device ids and claims to GPUs of the source."""
@@ -258,24 +269,26 @@ class DeviceResolver:
 
     def resolve(self, names: Iterable[str], claims: Iterable[ClaimResource], offered: DraDevices) -> ResolvedDevices:
         """Return the GPUs of a pod, and what of it cannot be resolved."""
-        found: dict[str, None] = {}
-        errors: list[tuple[str, UnknownIdError]] = []
-        for name in names:
-            try:
-                found |= dict.fromkeys(self.resolve_id(name))
-            except UnknownIdError as err:
-                errors.append((f"{name!r}: {err}", err))
-        for claim in claims:
-            try:
-                found |= dict.fromkeys(self.resolve_claim(claim, offered))
-            except UnknownIdError as err:
-                name = claim.device or " ".join(claim.cdi)
-                errors.append((f"{name!r} of DRA pool {claim.pool!r}: {err}", err))
-        return ResolvedDevices(
-            tuple(found),
-            tuple(message for message, _ in errors),
-            frozenset[str]().union(*(err.candidates for _, err in errors)),
-        )
+        ids = ((f"{name!r}", partial(self.resolve_id, name)) for name in names)
+        devices = ((_title(claim), partial(self.resolve_claim, claim, offered)) for claim in claims)
+        return _resolve_each((*ids, *devices))
+
+    def resolve_assigned(self, names: Iterable[str], listed: Container[str]) -> ResolvedDevices:
+        """Return the GPUs that annotations name, unless pods hold them by ids of their own (`listed`, by UUID)."""
+        return _resolve_each((f"{name!r} by its annotation", partial(self._assigned, name, listed)) for name in names)
+
+    def _assigned(self, name: str, listed: Container[str]) -> tuple[str, ...]:
+        """Raises UnknownIdError, with any GPU as a candidate where the annotation names none that can be its."""
+        board, _, instance = name.removesuffix("]").partition("[")
+        if board not in self._devices:
+            raise UnknownIdError("no GPU of the source has this UUID", self._devices)
+        instances = [uuid for uuid, device in self._devices.items() if device.parent == board]
+        if instances and instance not in instances:
+            raise UnknownIdError("it does not show which MIG instance", instances)
+        uuid = instance if instances else board
+        if uuid in listed:
+            raise UnknownIdError("the kubelet lists this GPU for another pod", self._devices)
+        return (uuid,)
 
     def resolve_id(self, name: str) -> tuple[str, ...]:
         """Return a device plugin id's UUID, or those of a MIG board's instances. Raises UnknownIdError."""
@@ -363,6 +376,22 @@ class DeviceResolver:
         raise UnknownIdError(reason, self._devices)
 
 
+def _resolve_each(asked: Iterable[tuple[str, Callable[[], tuple[str, ...]]]]) -> ResolvedDevices:
+    """Resolve each of these, which have a title for messages."""
+    found: dict[str, None] = {}
+    errors: list[tuple[str, UnknownIdError]] = []
+    for title, resolve in asked:
+        try:
+            found |= dict.fromkeys(resolve())
+        except UnknownIdError as err:
+            errors.append((f"{title}: {err}", err))
+    return ResolvedDevices(
+        tuple(found),
+        tuple(message for message, _ in errors),
+        frozenset[str]().union(*(err.candidates for _, err in errors)),
+    )
+
+
 def dra_devices(slices: Sequence[ResourceSlice]) -> DraDevices:
     """Return the devices of NVIDIA's driver by pool and name, of each pool's newest generation only."""
     ours = [one.spec for one in slices if one.spec.driver == DRIVER]
@@ -376,6 +405,10 @@ def dra_devices(slices: Sequence[ResourceSlice]) -> DraDevices:
 def is_gpu(claim: ClaimResource) -> bool:
     """Whether the claim's device is a GPU of NVIDIA's driver; older kubelets report only its CDI name."""
     return claim.driver == DRIVER or (not claim.driver and any(map(_CDI.fullmatch, claim.cdi)))
+
+
+def _title(claim: ClaimResource) -> str:
+    return f"{claim.device or ' '.join(claim.cdi)!r} of DRA pool {claim.pool!r}"
 
 
 def _claim_names(claim: ClaimResource) -> list[str]:

@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 from msgspec import Struct
 
 from exporter.core.model import SECOND, Owner
-from exporter.schedulers.kubernetes.kubelet import ClaimResource, ContainerDevices, PodResources, is_gpu
+from exporter.schedulers.kubernetes.kubelet import ClaimResource, ContainerDevices, PodResources, is_gpu, is_virtual
 from exporter.schedulers.kubernetes.objects import (
     Pod,
     gpu_groups,
@@ -18,6 +18,7 @@ from exporter.schedulers.kubernetes.objects import (
     size_of,
 )
 from exporter.schedulers.kubernetes.requests import gpus_of_pod
+from exporter.schedulers.kubernetes.vgpu import Assigned, Assignments, is_allocating
 from exporter.schedulers.rules import Rules
 
 PodName = tuple[str, str]
@@ -29,7 +30,11 @@ class GpuPod(Struct, frozen=True):
 
     owner: Owner
     device_ids: tuple[str, ...]
-    """Ids from device plugins."""
+    """Ids from device plugins, without virtual ones whose GPU is known."""
+    assigned: tuple[str, ...] = ()
+    """GPUs by annotations of HAMi's or Volcano's scheduler."""
+    problem: str = ""
+    """What of such annotations is not believed, and why."""
     claims: tuple[ClaimResource, ...] = ()
     started: int | None = None
     """When the kubelet admitted the pod and allocated its devices; Unix nanoseconds."""
@@ -53,6 +58,7 @@ class PodTable:
         self._owners: dict[PodName, tuple[Pod | None, Owner]] = {}
         self._admitted: frozenset[PodName] = frozenset()
         """Pods on the list that had been allocated their devices before it."""
+        self._assignments = Assignments(resources)
         self._ended: set[str] = set()
         """Uids of pods that ended and left the list: another pod may have their name now."""
 
@@ -77,8 +83,10 @@ class PodTable:
         return counts
 
     def unknown_pods(self, holding: Iterable[PodResources], api_pods: Mapping[PodName, Pod]) -> set[PodName]:
-        """Return the pods on a list that are new and not yet reported by the API server."""
-        return {each.key for each in holding} - self._known.keys() - self._owners.keys() - api_pods.keys()
+        """Return the new pods on a list of which the API server has not reported all that matters yet."""
+        new = {each.key for each in holding} - self._owners.keys()
+        allocating = {name for name in new & api_pods.keys() if is_allocating(api_pods[name])}
+        return new - self._known.keys() - api_pods.keys() | allocating
 
     def missing(self, listed: Iterable[PodResources], api_pods: Mapping[PodName, Pod] | None) -> list[PodName]:
         """Return known pods missing from the list, except those that the API server (if live) reports as ended."""
@@ -104,6 +112,7 @@ class PodTable:
             self._ended |= {p.metadata.uid for name, p in self._known.items() if p.terminal and name not in names}
         self._listed = holding
         self._known = {name: pod for name, pod in self._known.items() if name in names}
+        self._assignments.keep({pod.metadata.uid for pod in self._known.values()})
         self._owners = {name: known for name, known in self._owners.items() if name in names}
 
     def gpu_pods(self, api_pods: Mapping[PodName, Pod]) -> tuple[GpuPod, ...]:
@@ -134,9 +143,11 @@ class PodTable:
             gpus = gpus_of_pod(pod, self._resources)
         except ValueError:  # a quantity that is no whole number, which no API server accepts
             return Counter()
-        if listed is not None and listed.claims:
-            return Counter()  # a DRA driver may have allocated what is requested by a resource's name
-        return gpus - self.count_devices(listed.devices if listed is not None else ())
+        if listed is None:
+            return gpus
+        if listed.claims or any(is_virtual(name) for devices in listed.devices for name in devices.ids):
+            return Counter()  # requested by a resource's name, and given by a DRA driver or by an annotation
+        return gpus - self.count_devices(listed.devices)
 
     def jobs(self) -> dict[str, str]:
         """Return job ids by uid of the pods that hold GPUs."""
@@ -158,9 +169,13 @@ class PodTable:
     def _gpu_pod(self, name: PodName, pod: Pod | None, held: PodResources) -> GpuPod:
         pods, world_size = size_of(pod)
         begun = pod.status.start_time if pod is not None else None
+        assigned = self._assignments.of(pod, held.devices) if pod is not None else Assigned()
+        ids = (device for devices in held.devices for device in devices.ids)
         return GpuPod(
             owner=self._owner(name, pod),
-            device_ids=tuple(device for devices in held.devices for device in devices.ids),
+            device_ids=tuple(device for device in ids if not (assigned.gpus and is_virtual(device))),
+            assigned=assigned.gpus,
+            problem=assigned.problem,
             claims=held.claims,
             started=round(begun.timestamp()) * SECOND if begun is not None else None,
             restarts=restarts_of(pod, held.containers if name == held.key else None),

@@ -21,12 +21,12 @@ def gpus_of_pod(pod: PodObject[C], patterns: tuple[str, ...]) -> Counter[str]:
     together = [*(pod.spec.containers or ()), *(each for each in init if each.restart_policy == "Always")]
     counts = Counter[str]()
     for container in together:
-        counts += Counter(_requested_gpus(container, patterns))
+        counts += Counter(requested_gpus(container, patterns))
     for container in init:
-        counts |= Counter(_requested_gpus(container, patterns))  # the larger count of each
+        counts |= Counter(requested_gpus(container, patterns))  # the larger count of each
     return counts
 
 
-def _requested_gpus(container: ContainerRequest, patterns: tuple[str, ...]) -> dict[str, int]:
-    """Return the container's GPUs; a request equals its limit, and either may be omitted."""
+def requested_gpus(container: ContainerRequest, patterns: tuple[str, ...]) -> dict[str, int]:
+    """Return the container's GPUs; a request equals its limit, and either may be omitted. Raises ValueError."""
     return gpus_in(container.resources.limits, patterns) | gpus_in(container.resources.requests, patterns)

@@ -343,7 +343,7 @@ class KubernetesScheduler:
         self._resolver = DeviceResolver(())
         self._state: KubernetesState | None = None
         self._gpu_pods: list[tuple[GpuPod, tuple[str, ...]]] = []
-        self._unresolved, self._candidates = "", frozenset[str]()
+        self._unresolved, self._disbelieved, self._candidates = "", "", frozenset[str]()
         self._reported: dict[AllocationKey, Allocation] = {}
         self._reported_at: int | None = None
         self._previous_at: int | None = None
@@ -398,14 +398,18 @@ class KubernetesScheduler:
             return False
         if devices != self._devices:
             self._devices, self._resolver = devices, DeviceResolver(devices, proc=self._proc)
-        found = [(one, self._resolver.resolve(one.device_ids, one.claims, state.dra_devices)) for one in state.gpu_pods]
+        pods, resolver = state.gpu_pods, self._resolver
+        by_id = [(one, resolver.resolve(one.device_ids, one.claims, state.dra_devices)) for one in pods]
+        listed = frozenset(uuid for _, resolved in by_id for uuid in resolved.uuids)
+        found = [(one, resolved.joined(resolver.resolve_assigned(one.assigned, listed))) for one, resolved in by_id]
         self._gpu_pods = [(holder, resolved.uuids) for holder, resolved in found]
         unresolved = (
             f"{one.owner.namespace}/{one.owner.pod} holds {what}"
             for one, resolved in found
             for what in resolved.unknown
         )
-        self._state, self._unresolved = state, "; ".join(unresolved)
+        refused = (f"{one.owner.namespace}/{one.owner.pod}: {one.problem}" for one in pods if one.problem)
+        self._state, self._unresolved, self._disbelieved = state, "; ".join(unresolved), "; ".join(refused)
         self._candidates = frozenset[str]().union(
             *(resolved.candidates for _, resolved in found), *map(self._resolver.offered_as, state.unlisted)
         )
@@ -416,6 +420,8 @@ class KubernetesScheduler:
             yield Fault(
                 "scheduler_refused", f"devices without an owner, because they cannot be resolved: {self._unresolved}"
             )
+        if self._disbelieved:
+            yield Fault("scheduler_refused", f"annotations of pods that are not believed: {self._disbelieved}")
         while self._watcher.refusals:
             yield Fault("scheduler_refused", self._watcher.refusals.popleft())
 
