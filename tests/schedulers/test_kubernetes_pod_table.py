@@ -66,6 +66,23 @@ def test_gpus_requested_by_name_and_allocated_by_a_dra_driver_are_listed_as_clai
     assert unlisted(requesting("train-0", init=0, main=2), claims=2) == {}
 
 
+@pytest.mark.parametrize("phase", ["hami.io/bind-phase", "volcano.sh/bind-phase"])
+def test_a_pod_whose_gpus_are_about_to_be_named_is_waited_for_once(phase: str) -> None:
+    table = PodTable(Rules(), ("nvidia.com/gpu",))
+    pods = (PodResources(*NAME, (ContainerDevices("nvidia.com/gpu", ("GPU-a",)),)),)
+
+    def reported(value: str) -> dict[PodName, Pod]:
+        thing = requesting("train-0", init=0, main=1, annotations={phase: value})
+        return {NAME: msgspec.json.decode(msgspec.json.encode(thing), type=Pod)}
+
+    table.gpu_pods(reported("allocating"))
+    assert table.unknown_pods(pods, reported("success")) == set()
+    assert table.unknown_pods(pods, reported("allocating")) == {NAME}
+    table.replace_list(pods, listed=pods, admitted=[NAME], silent=False)
+    table.gpu_pods(reported("allocating"))
+    assert table.unknown_pods(pods, reported("allocating")) == set()
+
+
 def test_gpus_of_hamis_init_containers_are_in_its_annotation() -> None:
     assert unlisted(requesting("train-0", init=2, main=1), "GPU-5700b000-0000-0000-0000-00000000000a-7") == {}
 
