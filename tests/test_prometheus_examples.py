@@ -20,7 +20,7 @@ from tests.alerts.lint import rules
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "examples" / "prometheus"
 PAGE = ROOT / "docs" / "prometheus.md"
-CONFIGS = ("scrape.yaml", "tls.yaml", "central.yaml", "federate.yaml")
+CONFIGS = ("scrape.yaml", "tls.yaml", "central.yaml", "federate.yaml", "slurmctld.yaml")
 AGENTS = ("agent.yaml", "shard.yaml")
 SCRAPES = ("scrape.yaml", "kubernetes.yaml", "tls.yaml", "agent.yaml", "shard.yaml", "vmagent.yaml")
 
@@ -53,6 +53,14 @@ def checked(folder: Path, name: str, *words: str) -> str:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
+
+
+def promtool_agrees(file: Path, test: dict[str, Any]) -> None:
+    """Run one of promtool's tests of rules and queries."""
+    file.write_text(yaml.safe_dump({"tests": [test]}))
+    words = ["promtool", "test", "rules", f"{file}"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.slow
@@ -103,11 +111,62 @@ def test_time_by_a_pod_label_counts_each_job_once(tmp_path: Path) -> None:
         "eval_time": "1d",
         "exp_samples": [{"labels": f'{{value="{value}"}}', "value": number} for value, number in hours.items()],
     }
-    file = tmp_path / "labels.yaml"
-    file.write_text(yaml.safe_dump({"tests": [{"interval": "1m", "input_series": rows, "promql_expr_test": [asked]}]}))
-    words = ["promtool", "test", "rules", f"{file}"]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    test = {"interval": "1m", "input_series": rows, "promql_expr_test": [asked]}
+    promtool_agrees(tmp_path / "labels.yaml", test)
+
+
+def test_of_slurm_s_own_metrics_no_user_s_is_kept() -> None:
+    (drop,) = example("slurmctld.yaml")["scrape_configs"][0]["metric_relabel_configs"]
+    assert drop["action"] == "drop"
+    dropped = {
+        "slurm_user_jobs_gpus_alloc",
+        "slurm_node_cpus",
+        "slurm_node_memory_free_bytes",
+        "slurm_partition_nodes_mem_tot",
+    }
+    kept = {
+        "slurm_node_gpus", "slurm_node_gpus_alloc", "slurm_partition_gpus", "slurm_partition_nodes_drained",
+        "slurm_partition_jobs_pending", "slurm_account_jobs_gpus_alloc", "slurm_nodes_down", "slurm_bf_last_depth",
+    }  # fmt: skip
+    assert {name for name in dropped | kept if re.fullmatch(drop["regex"], name)} == dropped
+
+
+@pytest.mark.slow
+def test_slurm_s_own_metrics_show_what_is_missing_of_ours(tmp_path: Path) -> None:
+    """Of three nodes one has no daemon; one account has jobs there, one has no job, and one is not of Slurm."""
+    page = (ROOT / "docs" / "schedulers.md").read_text(encoding="utf-8")
+    block = re.search(r"```promql\n(# nodes with GPUs for which no daemon answers.*?)```", page, re.DOTALL)
+    assert block is not None
+    missing, covered, left = (part.partition("\n")[2] for part in block[1].strip().split("\n\n"))
+    seconds = "account_layer:gpu_efficiency_seconds:rate5m"
+    series = {
+        **{
+            f'slurm_node_gpus{{cluster="alps",node="{node}"}}': gpus
+            for node, gpus in zip("abcd", (8, 8, 8, 0), strict=True)
+        },
+        **{f'gpu_efficiency_node_info{{cluster="alps",node="{node}"}}': 1 for node in "ab"},
+        'gpu_efficiency_node_info{cluster="jura",node="c"}': 1,
+        'slurm_account_jobs_gpus_alloc{cluster="alps",account="physics"}': 8,
+        'slurm_account_jobs_gpus_alloc{cluster="alps",account="maths"}': 0,
+        f'{seconds}{{cluster="alps",account="physics",layer="useful"}}': 1.5,
+        f'{seconds}{{cluster="alps",account="physics",layer="unobserved"}}': 0.5,
+        f'{seconds}{{cluster="alps",account="other",layer="useful"}}': 3,
+        'slurm_bf_queue_len{cluster="alps"}': 500,
+        'slurm_bf_last_depth{cluster="alps"}': 100,
+        'slurm_bf_queue_len{cluster="jura"}': 7,
+        'slurm_bf_last_depth{cluster="jura"}': 7,
+    }
+    expected = (
+        (missing, '{cluster="alps",node="c"}', 8),
+        (covered, '{cluster="alps",account="physics"}', 0.25),
+        (left, '{cluster="alps"}', 400),
+    )
+    asked = [
+        {"expr": expr, "eval_time": "1m", "exp_samples": [{"labels": labels, "value": value}]}
+        for expr, labels, value in expected
+    ]
+    rows = [{"series": name, "values": f"{value}x2"} for name, value in series.items()]
+    promtool_agrees(tmp_path / "slurm.yaml", {"interval": "1m", "input_series": rows, "promql_expr_test": asked})
 
 
 def test_promtool_takes_kubernetes_but_for_its_discovery(folder: Path) -> None:

@@ -1,6 +1,6 @@
 """Servers of Debian's packages that keep series, Prometheus and VictoriaMetrics, on loopback, while a block lasts.
 
-Owns their processes. Refuses to know what is asked of them.
+Owns their processes, and asks them.
 """
 
 from collections.abc import Iterator, Mapping
@@ -54,3 +54,18 @@ def victoria(folder: Path) -> Iterator[httpx.Client]:
         wait_for(lambda: program.alive() and ready(client, "/health"), "VictoriaMetrics is ready")
         yield client
         assert program.end() == 0
+
+
+def asked(client: httpx.Client, query: str, **more: str) -> dict[frozenset[tuple[str, str]], float]:
+    """Return the labels of each series, its name left out, and its value."""
+    answer = client.post("/api/v1/query", data={"query": query, **more}).json()
+    assert answer["status"] == "success", (query, answer)
+    return {
+        frozenset((k, v) for k, v in row["metric"].items() if k != "__name__"): float(row["value"][1])
+        for row in answer["data"]["result"]
+    }
+
+
+def one(client: httpx.Client, query: str, **more: str) -> float | None:
+    """Return the value of the first series; None if there is none."""
+    return next(iter(asked(client, query, **more).values()), None)

@@ -31,7 +31,7 @@ from exporter.cli.cardinality import USUAL_LEAKS
 from tests.alerts.packs import FOLDER
 from tests.dashboards.past import Past, prometheus, rules
 from tests.dashboards.stories import Story, played
-from tests.e2e.databases import started, victoria
+from tests.e2e.databases import asked, one, started, victoria
 from tests.e2e.running import ROOT, Daemon, Page, daemon
 from tests.fleets import fleet_of
 from tests.waiting import wait_for
@@ -50,20 +50,6 @@ NODES = (
 def _demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     with daemon(tmp_path_factory.mktemp("demo"), "demo") as served:
         yield served
-
-
-def asked(client: httpx.Client, query: str, **more: str) -> dict[frozenset[tuple[str, str]], float]:
-    """Labels of each series, its name left out, and its value."""
-    answer = client.post("/api/v1/query", data={"query": query, **more}).json()
-    assert answer["status"] == "success", (query, answer)
-    return {
-        frozenset((k, v) for k, v in row["metric"].items() if k != "__name__"): float(row["value"][1])
-        for row in answer["data"]["result"]
-    }
-
-
-def one(client: httpx.Client, query: str, **more: str) -> float | None:
-    return next(iter(asked(client, query, **more).values()), None)
 
 
 # -- agent mode --

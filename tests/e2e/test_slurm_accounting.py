@@ -1,10 +1,12 @@
 """Slurm's real accounting, slurmdbd above MariaDB: which nodes ran a user's jobs, and the gateway that asks it.
 
-sacct is run by an unprivileged user, as the gateway's unit does.
+sacct is run by an unprivileged user, as the gateway's unit does. slurmctld's own metrics, which count GPUs only where
+there is accounting, are scraped as docs/schedulers.md says.
 """
 
 import os
 import pwd
+import re
 import shlex
 import time
 from collections.abc import Callable, Iterator
@@ -13,13 +15,17 @@ from pathlib import Path
 from socket import gethostname
 from tempfile import TemporaryDirectory
 
+import httpx
 import pytest
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
 
 from exporter.core.job_record import JobRecordQuery
 from exporter.schedulers.slurm.accounting import nodes_of_jobs
 from exporter.schedulers.slurm.client import Commands, SlurmUnavailableError
+from tests.e2e.databases import asked, one, started
 from tests.e2e.login_node import report, serving
-from tests.e2e.running import command
+from tests.e2e.running import ROOT, command
 from tests.slurm.observer import REST, Observer, observed
 from tests.slurm.plan import USER, Plan
 from tests.slurm.rig import SlurmRig
@@ -30,6 +36,8 @@ from tests.waiting import wait_for
 pytestmark = pytest.mark.e2e
 in_all_versions = pytest.mark.parametrize("cluster", ["22.05", "24.11", "26.05"], indirect=True, scope="module")
 in_one_version = pytest.mark.parametrize("cluster", ["22.05"], indirect=True, scope="module")
+with_metrics = pytest.mark.parametrize("cluster", ["26.05"], indirect=True, scope="module")
+METRICS = ("MetricsType=metrics/openmetrics", "AccountingStorageTRES=gres/gpu")
 ASKER, OTHER, THIRD = "nobody", "bin", "daemon"
 """Who asks for all users, and other users with jobs."""
 Around = Callable[[list[str], Path], list[str]]
@@ -63,7 +71,8 @@ class Cluster:
 
 @pytest.fixture(name="cluster", scope="module")
 def _cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with SlurmRig(Plan(accounting=True, root=root_of(request.param))) as rig:
+    settings = METRICS if request.param == "26.05" else ()
+    with SlurmRig(Plan(accounting=True, root=root_of(request.param), settings=settings)) as rig:
         yield Cluster(rig, tmp_path_factory.mktemp("bin"))
 
 
@@ -166,6 +175,65 @@ def _restart(rig: SlurmRig, conf: Path, text: str) -> None:
     rig.stop_accounting()
     conf.write_text(text)
     rig.start_accounting()
+
+
+# -- slurmctld's own metrics --
+
+
+_OF_A_NODE = {
+    "slurm_node_cpus", "slurm_node_cpus_alloc", "slurm_node_cpus_effective", "slurm_node_cpus_idle", "slurm_node_gpus",
+    "slurm_node_gpus_alloc", "slurm_node_memory_alloc_bytes", "slurm_node_memory_effective_bytes",
+    "slurm_node_memory_free_bytes", "slurm_node_memory_bytes",
+}  # fmt: skip
+_OF_GPUS = {
+    "slurm_node_gpus", "slurm_node_gpus_alloc", "slurm_partition_gpus", "slurm_partition_jobs_gpus_alloc",
+    "slurm_jobs_gpus_alloc", "slurm_user_jobs_gpus_alloc", "slurm_account_jobs_gpus_alloc",
+}  # fmt: skip
+_PAGES = ("jobs", "nodes", "partitions", "scheduler", "jobs-users-accts")
+
+
+@with_metrics
+def test_slurmctld_s_metrics_lack_most_of_what_cluster_exports(cluster: Cluster) -> None:
+    """If this fails with a newer Slurm, read the decision in docs/adr/schedulers.md again."""
+    rig = cluster.rig
+    first, second = rig.nodes
+    rig.started("--gres=gpu:3", f"--nodelist={first}")
+    rig.submit("--gres=gpu:8", "--nodes=2")
+    rig.drain(second)
+    try:
+        rig.forget_rpcs()
+        found = [sample for page in _PAGES for sample in _samples(rig, page)]
+        assert rig.rpcs().keys().isdisjoint({"REQUEST_JOB_INFO", "REQUEST_NODE_INFO", "REQUEST_PARTITION_INFO"})
+    finally:
+        rig.undrain(second)
+    assert {name for name, labels in found if dict(labels).keys() == {"node"}} == _OF_A_NODE, "and no state"
+    assert {name for name, _ in found if "gpu" in name} == _OF_GPUS, "and none that pending jobs want"
+    labels = {frozenset(dict(labels)) for _, labels in found}
+    assert labels <= {frozenset(each) for each in ((), ("node",), ("partition",), ("username",), ("account",))}
+
+
+def _samples(rig: SlurmRig, page: str) -> list[tuple[str, frozenset[tuple[str, str]]]]:
+    """Names and labels of a page."""
+    response = httpx.get(f"http://127.0.0.1:{rig.controller_port}/metrics/{page}", trust_env=False)
+    families = text_string_to_metric_families(response.raise_for_status().text)
+    return [(each.name, frozenset(each.labels.items())) for family in families for each in family.samples]
+
+
+@with_metrics
+def test_prometheus_scrapes_them_as_the_example_does(cluster: Cluster, tmp_path: Path) -> None:
+    rig = cluster.rig
+    rig.started("--gres=gpu:3", f"--nodelist={rig.nodes[0]}")
+    example = (ROOT / "examples/prometheus/slurmctld.yaml").read_text(encoding="utf-8")
+    example = example.replace("head.example:6817", f"127.0.0.1:{rig.controller_port}").replace(": 60s", ": 1s")
+    page = (ROOT / "docs/schedulers.md").read_text(encoding="utf-8")
+    (missing,) = re.findall(r"# nodes with GPUs for which no daemon answers.*\n(.+)", page)
+    with started(tmp_path, yaml.safe_load(example)) as client:
+        wait_for(lambda: len(asked(client, "up == 1")) == 4, "each page has been scraped")
+        wait_for(lambda: one(client, f'slurm_node_gpus_alloc{{node="{rig.nodes[0]}"}}') == 3, "the job is seen")
+        assert asked(client, missing) == {frozenset({"cluster": "alps", "node": name}.items()): 8 for name in rig.nodes}
+        assert one(client, "slurm_partition_jobs_gpus_alloc") == 3
+        assert one(client, "slurm_bf_queue_len") is not None
+        assert asked(client, '{__name__=~"slurm_user_.+|slurm_node_(cpus|mem).*"}') == {}
 
 
 # -- the gateway --

@@ -67,6 +67,11 @@ class SlurmRig:
         """slurm.conf, as the host sees it."""
         return self.directory / "etc/slurm.conf"
 
+    @property
+    def controller_port(self) -> int:
+        """SlurmctldPort."""
+        return int(re.findall(r"^SlurmctldPort=(\d+)$", self.conf.read_text(), re.MULTILINE)[0])
+
     def spool(self, node: str) -> Path:
         """Return SlurmdSpoolDir of a node."""
         return self.directory / "spool" / node
