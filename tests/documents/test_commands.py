@@ -24,7 +24,7 @@ from exporter.config import load
 from exporter.core.policy import Policy
 from exporter.preview.scoring import policy_rows
 from exporter.web.web_config import WebConfigFile
-from tests.alerts.lint import faults_of_query, known_to, rules
+from tests.alerts.lint import SCRAPED, Series, faults_of_query, known_to, rules
 from tests.alerts.promql import parse
 from tests.documents.blocks import LANGUAGES, RECORDS, ROOT, Block, blocks, commands, every_block, prose
 from tests.documents.ours import NAMES, arguments, calls, of_block, quoted
@@ -54,7 +54,14 @@ PLATFORMS: Mapping[str, frozenset[str]] = {
     "another host": frozenset({"ansible-playbook", "ssh"}),
 }  # fmt: skip
 """Programs that need more than a machine for tests, by what they need."""
-KNOWN = known_to(rules())
+SLURM_S = {
+    "slurm_node_gpus": Series(SCRAPED | {"node"}),
+    "slurm_account_jobs_gpus_alloc": Series(SCRAPED | {"account"}),
+    "slurm_bf_queue_len": Series(SCRAPED),
+    "slurm_bf_last_depth": Series(SCRAPED),
+}
+"""Of slurmctld 26.05, as tests/e2e/test_slurm_accounting.py scrapes them."""
+KNOWN = known_to(rules()) | SLURM_S
 
 
 @cache

@@ -19,9 +19,9 @@ import pytest
 
 from tests import go_module
 from tests.dashboards.past import rules
-from tests.e2e.databases import ready, started
+from tests.e2e.databases import asked, one, ready, started
 from tests.e2e.running import environment, running
-from tests.e2e.test_prometheus_scale import END, NODES, asked, nine_nodes, one
+from tests.e2e.test_prometheus_scale import END, NODES, nine_nodes
 from tests.ports import free_port
 from tests.waiting import wait_for
 
