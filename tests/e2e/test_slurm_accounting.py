@@ -232,7 +232,8 @@ def test_prometheus_scrapes_them_as_the_example_does(cluster: Cluster, tmp_path:
         wait_for(lambda: one(client, f'slurm_node_gpus_alloc{{node="{rig.nodes[0]}"}}') == 3, "the job is seen")
         assert asked(client, missing) == {frozenset({"cluster": "alps", "node": name}.items()): 8 for name in rig.nodes}
         assert one(client, "slurm_partition_jobs_gpus_alloc") == 3
-        assert one(client, "slurm_bf_queue_len") is not None
+        for name in ("slurm_account_jobs_gpus_alloc", "slurm_bf_queue_len", "slurm_bf_last_depth"):
+            assert one(client, name) is not None, name
         assert asked(client, '{__name__=~"slurm_user_.+|slurm_node_(cpus|mem).*"}') == {}
 
 
