@@ -1,4 +1,4 @@
-"""What dashboards have in common to the eye: the colour of each leak, layer and state, bands, and units.
+"""What dashboards have in common to the eye: the colour of each leak, layer and state, and units.
 
 Owns the colours of judgements, phases and single curves. Those of layers and states are the table that the daemon's
 page, reports and `top` use, too (`exporter.colours`); leaks have theirs in the ledger's table. Refuses queries.
@@ -55,21 +55,6 @@ LAYER_WORDS: Mapping[str, str] = MappingProxyType({
     "unresolved": "computing, worth unknown",
     "unobserved": "not seen",
 })  # fmt: skip
-
-BANDS: Mapping[str, tuple[float, float]] = MappingProxyType({
-    "gau": (0.65, 0.85), "ectr": (0.70, 0.90), "emfu": (0.30, 0.50), "product": (0.1365, 0.3825),
-})  # fmt: skip
-"""Where most training lies, after the documents this project started from; the product's are those of its three."""
-
-SERVING_BAND = (0.03, 0.3)
-"""Of useful, where most servers lie: decoding waits for memory. Their three factors have no band."""
-
-
-def judged(band: tuple[float, float]) -> tuple[tuple[float | None, str], ...]:
-    """Below the band it is bad, within it as expected, above it good."""
-    low, high = band
-    return (None, BAD), (low, EXPECTED), (high, GOOD)
-
 
 _LIGHT_TEXT, _DARK_TEXT, _BRIGHT = "#F7F8FA", "#202226", 180
 """What Grafana 11.6 to 12.4 write with on a coloured cell: light up to that brightness (@grafana/ui, utils/colors)."""

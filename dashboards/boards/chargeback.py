@@ -1,6 +1,6 @@
 """For finance and team leads: what an owner used, what it cost and lost, and what nobody is billed for."""
 
-from dashboards import words
+from dashboards import bands, words
 from dashboards.owners import BILL, BILLED, to_bill
 from dashboards.parts import Bars, Board, Column, Figure, Lines, Link, Panel, Query, Row, Table
 from dashboards.series import (
@@ -31,7 +31,14 @@ _JOB_LOST = "job:gpu_efficiency_cost_lost:per_hour"
 _LOSSES, _SEEN = 'layer=~"gau|ectr|emfu"', 'layer!="unobserved"'
 _WEEK_AGO = "$__range offset 7d"
 _TRIPLE = "team, account, workload_namespace"
-_USEFUL = words.judged(words.BANDS["product"])
+_INFO = "job:gpu_efficiency_info"
+_SERVE = bands.most(
+    *(
+        f"sum({at('job:gpu_efficiency_gpus')} and on (cluster, job_id) {at(_INFO, *OWNED, *kind)})"
+        for kind in ((bands.OF_SERVERS,), ())
+    )
+)
+_OF_ANY_CLASS = bands.judged(bands.ANY)
 _NOTHING_HELD = "nothing was held"
 _NO_PRICE = "no job ran"
 _SAMPLED = "Money is that of the jobs that run, looked at every four minutes."
@@ -132,12 +139,13 @@ _BILL = Row(
         ),
         Panel(
             title="Useful",
-            kind=Figure(steps=_USEFUL),
+            kind=Figure(),
             shows="Share of their GPU time, as far as it was seen, that advanced a model, in terms of the hardware's"
-            " dense peak. Most lie at 14 to 38 %.",
-            bad="below 14 %",
+            " dense peak. Most who train lie at 14 to 38 %, servers at 3 to 30 %: judged by what most of their GPUs"
+            " do now.",
+            bad="below 14 % if they train, below 3 % if they serve",
             do="see which layer took most, below",
-            queries=(Query(of_layers("owner", "floor", *OWNED)),),
+            queries=bands.by_class(of_layers("owner", "floor", *OWNED), "product", _SERVE),
             unit="percentunit",
             decimals=1,
             width=3,
@@ -237,7 +245,7 @@ def _bills(label: str, title: str, column: str, link: Link) -> Panel:
                 Column(of="D", title="Idle", unit="short", width=90),
                 Column(of="I", title="For energy", unit="short", width=86),
                 Column(of="currency", title="Currency", width=78),
-                Column(of="E", title="Useful", unit="percentunit", decimals=1, width=70, steps=_USEFUL),
+                Column(of="E", title="Useful", unit="percentunit", decimals=1, width=70, steps=_OF_ANY_CLASS),
                 Column(of="F", title="GAU", unit="percentunit", decimals=1, width=70),
                 Column(of="G", title="ECTR", unit="percentunit", decimals=1, width=70),
                 Column(of="H", title="eMFU", unit="percentunit", decimals=1, width=70),
@@ -388,7 +396,7 @@ _LEAKS = Row(
                         of="account", title="Account", width=110, link=to("chargeback", "Its bill", account=CLICKED)
                     ),
                     Column(of="B", title="GPUs", unit="none", decimals=0, width=70),
-                    Column(of="C", title="Useful", unit="percentunit", decimals=1, width=80, steps=_USEFUL),
+                    Column(of="C", title="Useful", unit="percentunit", decimals=1, width=80, steps=_OF_ANY_CLASS),
                     Column(of="A", title="Lost an hour", unit="short", decimals=2, bar=words.BAD),
                     Column(of="currency", title="Currency", width=90),
                 ),

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from dashboards import words
+from dashboards import bands, words
 from dashboards.owners import BILL, BILLED, to_bill, whose, whose_columns
 from dashboards.parts import Board, Column, Figure, Lines, Matrix, Panel, Query, Row, Table
 from dashboards.series import (
@@ -28,7 +28,7 @@ from dashboards.unseen import UNSEEN_NODES
 
 _BANDS_SAID = ", ".join(
     f"{name} {100 * low:.0f} to {100 * high:.0f} %"
-    for name, (low, high) in zip(("GAU", "ECTR", "eMFU"), words.BANDS.values(), strict=False)
+    for name, (low, high) in zip(("GAU", "ECTR", "eMFU"), bands.TRAINING.values(), strict=False)
 )
 _LOST: tuple[tuple[float | None, str], ...] = ((None, words.BAD),)
 _PAID = "cluster:gpu_efficiency_cost_paid:per_hour"
@@ -44,24 +44,22 @@ _THE_TEAM = to("chargeback", "The team's board", team=BILLED)
 _NO_SCRAPE = "nothing seen yet"
 
 
+_OF_CLASSES = "class_layer:gpu_efficiency_seconds:rate5m"
+_SERVE = bands.most(total(_OF_CLASSES, bands.OF_SERVERS), total(_OF_CLASSES))
 _JUDGED = {"gau": "GAU working", "ectr": "x ECTR computing", "emfu": "x eMFU FLOPs"}
 
 
 def _product() -> tuple[Query, ...]:
     """The three factors and what they make, with their signs; beside it what the driver has for use."""
-    factors = (
-        Query(ratio("cluster", which), name, steps=words.judged(words.BANDS[which])) for which, name in _JUDGED.items()
-    )
-    useful = Query(product("cluster"), "= useful", steps=words.judged(words.BANDS["product"]))
+    shown = {which: (ratio("cluster", which), name) for which, name in _JUDGED.items()}
+    shown["product"] = product("cluster"), "= useful"
     return (
-        *factors,
-        useful,
+        *(query for which, (expr, name) in shown.items() for query in bands.by_class(expr, which, _SERVE, legend=name)),
         Query(ratio("cluster", "kernel_utilization"), "nvidia-smi", steps=((None, words.UNKNOWN),)),
     )
 
 
-_LOW, _HIGH = words.BANDS["product"]
-_PERCENT = words.judged((100 * _LOW, 100 * _HIGH))
+_HIGH = bands.TRAINING["product"][1]
 
 
 _NO_TEAM, _FREE = "jobs without a team", "nobody: "
@@ -83,13 +81,15 @@ _ANSWER = Row(
     (
         Panel(
             title="What we get",
-            kind=Figure(named=True, steps=_PERCENT),
+            kind=Figure(named=True),
             shows="GAU x ECTR x eMFU over the time shown: the share of the GPU time that advanced a model, in terms of"
             " the hardware's dense peak. Where no job reports, it is the hardware's upper bound.",
-            bad="less than 14 % useful where most GPUs train (most such fleets: 20 to 25 %); servers reach less: board"
-            " Inference leaks",
+            bad="less than 14 % useful where most GPU time is training's (most such fleets: 20 to 25 %), less than 3 %"
+            " where most is of servers",
             do="give the biggest leak, below, to the role that acts",
-            queries=(Query(f"100 * ({product('cluster')})", "of the GPU time seen"),),
+            queries=bands.by_class(
+                f"100 * ({product('cluster')})", "product", _SERVE, legend="of the GPU time seen", times=100
+            ),
             unit="suffix:% useful",
             decimals=1,
             width=8,
@@ -118,7 +118,8 @@ _ANSWER = Row(
             shows="GPU Allocation Utilization: held by a job that works / seen. Effective Compute Time Ratio: computing"
             " / allocated and working. Effective Model FLOPs Utilization: useful / computing. Their product is what you"
             " got. nvidia-smi: paid time with any kernel on the GPU, as the driver's utilisation has it; a kernel that"
-            f" only waits for a peer counts in full. Blue: {_BANDS_SAID}, where most fleets that train are.",
+            f" only waits for a peer counts in full. Blue: {_BANDS_SAID}, where most fleets that train are; the three"
+            " are not judged where most GPU time is of servers.",
             bad="an orange factor; the gap between nvidia-smi and useful is what nvidia-smi hides",
             do="lowest GAU: reclaim zombies, backfill the queue (board Zombies and deadlocks); ECTR: data stalls,"
             " checkpoints, host overhead, hangs (board Training leaks); eMFU: bigger batches, fused kernels, fewer"

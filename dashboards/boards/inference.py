@@ -2,7 +2,7 @@
 
 from msgspec.structs import replace
 
-from dashboards import words
+from dashboards import bands, words
 from dashboards.leak_table import table, waterfall
 from dashboards.leaks import rows
 from dashboards.losses import COST, INFERENCE, INFO, LAYERS, choice
@@ -30,7 +30,7 @@ _FIRST = Row(
     (
         Panel(
             title="Useful",
-            kind=Figure(steps=words.judged(words.SERVING_BAND)),
+            kind=Figure(steps=bands.judged(bands.SERVING["product"])),
             shows="Share of the seen GPU time of servers that moved a model, in terms of the hardware's peak. Decoding"
             " waits for memory: 3 to 30 % is what most have.",
             bad="below 3 %",

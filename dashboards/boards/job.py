@@ -5,7 +5,7 @@ the time shown. A job that has ended keeps its last figures as long as the time 
 of single GPUs is of those that the job holds, at the moments at which it holds them: nodes may be shared.
 """
 
-from dashboards import words
+from dashboards import bands, words
 from dashboards.parts import Bars, Board, Column, Figure, Lines, Note, Panel, Query, Row, Table, Timeline
 from dashboards.series import (
     CLICKED,
@@ -33,7 +33,6 @@ _TO_TEAM = to("chargeback", "The team's board", team=CLICKED)
 _TO_ACCOUNT = to("chargeback", "The account's board", account=CLICKED)
 _TO_TRAINING = to("training", "Training leaks")
 _LOSSES, _SEEN = 'layer=~"gau|ectr|emfu"', 'layer!="unobserved"'
-_OF_SERVERS = 'workload_class="serving"'
 _BAD_STATES, _UNSEEN = 'state=~"hung|zombie|unavailable|unobserved"', 'state="unobserved"'
 _SHOWN = 24
 """Stripes and rows of single GPUs at most."""
@@ -198,21 +197,17 @@ def _figure(
     )  # fmt: skip
 
 
-_IS_SERVER = f"max by (cluster) ({_last('job:gpu_efficiency_info', _OF_SERVERS)})"
+_IS_SERVER = f"max by (cluster) ({_last('job:gpu_efficiency_info', bands.OF_SERVERS)})"
 
 
-def _by_class(expr: str, trains: tuple[float, float], serves: tuple[float, float] | None) -> tuple[Query, Query]:
-    """One answer, judged by the band of its class; where that has none it is not judged."""
-    return (
-        Query(f"({expr}) unless on (cluster) {_IS_SERVER}", steps=words.judged(trains)),
-        Query(f"({expr}) and on (cluster) {_IS_SERVER}", steps=words.judged(serves) if serves else _PLAIN),
-    )
+def _by_class(expr: str, which: str) -> tuple[Query, Query]:
+    return bands.by_class(expr, which, _IS_SERVER, on="cluster")
 
 
 def _layer(which: str, title: str, *, shows: str, do: str) -> Panel:
-    low, high = (round(100 * edge) for edge in words.BANDS[which])
+    low, high = (round(100 * edge) for edge in bands.TRAINING[which])
     return _figure(
-        title, *_by_class(_ratio(which), words.BANDS[which], None),
+        title, *_by_class(_ratio(which), which),
         shows=f"{shows} Most training jobs: {low} to {high} %. A server has no band here, and no colour of judgement.",
         bad=f"below {low} % in training", do=do, unit="percentunit", decimals=1, empty=_UNKNOWN,
     )  # fmt: skip
@@ -324,7 +319,7 @@ _RECEIPT = Row(
         ),
         _WHO,
         _figure(
-            "Useful", *_by_class(_PRODUCT, words.BANDS["product"], words.SERVING_BAND),
+            "Useful", *_by_class(_PRODUCT, "product"),
             shows="GAU x ECTR x eMFU since the job began: the share of its GPU time that advanced a model, of the"
             " hardware's dense peak. Where the job does not report, it is the hardware's upper bound.",
             bad="below 14 % in training; below 3 % in a server: decoding waits for memory",

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 
-from dashboards import words
+from dashboards import bands, words
 from dashboards.parts import Bars, Board, Column, Figure, Kind, Lines, Panel, Query, Row, Table, Timeline
 from dashboards.raw import (
     COMPUTING,
@@ -66,12 +66,17 @@ _SEEN = f"on () {seconds(THIS_NODE, OBSERVED)} > 0"
 """Where nothing was seen, nothing is 0: it is not known."""
 
 
+_OF_JOBS = f"sum by (cluster, job_id) (increase({at('gpu_efficiency_job_paid_seconds_total', THIS_NODE)}[$__range]))"
+_OF_SERVERS = f"max by (cluster, job_id) ({at('gpu_efficiency_job_info', THIS_NODE, bands.OF_SERVERS)})"
+_SERVES = bands.most(f"sum({_OF_JOBS} and on (cluster, job_id) {_OF_SERVERS})", f"sum({_OF_JOBS})")
+
+
 def _layer(which: str, title: str, *, shows: str, do: str) -> Panel:
-    low = round(100 * words.BANDS[which][0])
+    low = round(100 * bands.TRAINING[which][0])
     return Panel(
-        title=title, kind=Figure(steps=words.judged(words.BANDS[which])), shows=shows, bad=f"below {low} %", do=do,
-        queries=(Query(ratio(which, THIS_NODE)),), unit="percentunit", decimals=1, width=4, height=4,
-        empty="none",
+        title=title, kind=Figure(), shows=shows, bad=f"below {low} %, unless it mostly serves", do=do,
+        queries=bands.by_class(ratio(which, THIS_NODE), which, _SERVES), unit="percentunit", decimals=1, width=4,
+        height=4, empty="none",
     )  # fmt: skip
 
 
@@ -80,11 +85,11 @@ _ANSWER = Row(
     (
         Panel(
             title="Useful: GAU x ECTR x eMFU",
-            kind=Figure(steps=words.judged(words.BANDS["product"])),
+            kind=Figure(),
             shows="GAU x ECTR x eMFU of this node over the time shown: the share of GPU time that advanced a model.",
-            bad="below 14 %",
+            bad="below 14 %; below 3 % where servers had most of its GPU time",
             do="look which factor is lowest, then at the longest bar of Where 100 GPU-hours went",
-            queries=(Query(product(THIS_NODE)),),
+            queries=bands.by_class(product(THIS_NODE), "product", _SERVES),
             unit="percentunit",
             decimals=1,
             width=4,

@@ -1,6 +1,6 @@
 """For those who train: what training loses, to which leak, whose it is; how runs run, scale, save and fail."""
 
-from dashboards import words
+from dashboards import bands, words
 from dashboards.leak_table import table, waterfall
 from dashboards.leaks import rows
 from dashboards.losses import COST, INFO, TRAINING, choice
@@ -18,9 +18,9 @@ _NAMED = f"* on (cluster, job_id) group_left (name, user) {at(INFO)}"
 
 
 def _layer(which: str, title: str, shows: str) -> Panel:
-    low, high = words.BANDS[which]
+    low, high = bands.TRAINING[which]
     return Panel(
-        title=title, kind=Figure(steps=words.judged(words.BANDS[which])),
+        title=title, kind=Figure(steps=bands.judged(bands.TRAINING[which])),
         shows=f"{shows} Of training jobs alone, over the time shown. Most fleets: {low:.0%} to {high:.0%}.",
         bad=f"below {low:.0%}", do="take the longest bar of that layer below",
         queries=(Query(of_layers("class", which, TRAINING.where)),),
@@ -33,9 +33,9 @@ _FIRST = Row(
     (
         Panel(
             title="Useful",
-            kind=Figure(steps=((None, words.BAD), (0.15, words.EXPECTED), (0.5, words.GOOD))),
+            kind=Figure(steps=bands.judged(bands.TRAINING["product"])),
             shows="Share of the seen GPU time of training jobs that moved a model, in terms of the hardware's peak.",
-            bad="below 15 %",
+            bad="below 14 %",
             do="take the longest bar below that is not green",
             queries=(Query(of_layers("class", "floor", TRAINING.where)),),
             unit="percentunit",

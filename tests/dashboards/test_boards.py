@@ -529,15 +529,6 @@ def test_what_has_a_colour_of_its_own_wears_it_on_every_panel(board: Board, pane
         assert set(wears) >= set(words.STATES)
 
 
-def test_a_server_is_judged_by_the_band_of_servers() -> None:
-    panels = {panel.title: [query.steps for query in panel.queries] for panel in BOARDS["job"].panels()}
-    assert panels["Useful"] == [words.judged(words.BANDS["product"]), words.judged(words.SERVING_BAND)]
-    for which, title in {"gau": "GAU", "ectr": "ECTR", "emfu": "eMFU"}.items():
-        trains, serves = panels[title]
-        assert trains == words.judged(words.BANDS[which])
-        assert [colour for _, colour in serves] == [words.EXPECTED], "a server's factors have no band"
-
-
 # -- units --
 
 
