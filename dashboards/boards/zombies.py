@@ -224,7 +224,7 @@ _FIGURES = (
         kind=Figure(steps=((None, words.BAD),), named=True),
         shows="What hung GPUs have cost over the time shown, and GPUs that were held and did nothing (zombies, and"
         " servers nobody asked). A zombie counts from when it was found; its rest before is an unattributed stall."
-        " Exempt jobs count here.",
+        " Exempt jobs count here. Recorded every four minutes: the last minutes are not in it yet.",
         bad="more than a person's wage for the same time",
         do="the larger of the two first: hangs need watchdogs, idle GPUs need time limits",
         queries=(
