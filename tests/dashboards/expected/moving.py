@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from tests.dashboards.expected.chargeback import by_leak, paid
 from tests.dashboards.expected.fleet import PRICE, lost, of_a_hundred, share
 from tests.dashboards.expected.row import Expected
-from tests.dashboards.expected.zombies import DETECTED, TROUBLE, WORST
+from tests.dashboards.expected.zombies import DETECTED, TROUBLE, UNUSABLE, WORST
 from tests.dashboards.hang import GPUS, HUNG_FOR, JOB, NODES
 from tests.dashboards.stories import Played
 from tests.dashboards.world import ENDED, MOVES
@@ -128,7 +128,8 @@ ROWS: Mapping[str, tuple[Expected, ...]] = {
     ),
     "training": (hang("Time to detect, time to recover", 300, where={"state": "hung"}, within=0.01),),
     "zombies": (
-        *(hang("GPUs in trouble now", figure, letter=letter) for letter, figure in (("A", BIG), ("B", 0), ("G", 0))),
+        *(hang("GPUs in trouble now", figure, letter=letter) for letter, figure in (("A", BIG), ("B", 0))),
+        hang(UNUSABLE, 0, letter="C"),
         hang(WORST, BIG, where=STUCK),
         hang(WORST, BIG * PRICE, letter="B", where=STUCK | USD, within=1e-6),
         hang(WORST, HUNG_FOR, letter="C", where=STUCK, within=1e-6),

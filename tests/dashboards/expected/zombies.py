@@ -60,15 +60,16 @@ def confidence(played: Played) -> float:
     return gpu(played, "1").hang_confidence or 0.0
 
 
+UNUSABLE = "Leaked, out of service, or not seen now"
 RUNBOOKS = {"runbooks": "https://wiki.example/runbooks"}
 ROWS = (
     *(
-        Expected(panel="GPUs in trouble now", scenario=story, letter=letter, worth=in_state(name), within=0)
-        for story, letter, name in (
-            ("deadlock", "A", "hung"),
-            ("zombie_notebook", "C", "zombie"),
-            ("leaked_process", "E", "unowned"),
-            ("lost_gpu", "F", "unavailable"),
+        Expected(panel=panel, scenario=story, letter=letter, worth=in_state(name), within=0)
+        for panel, story, letter, name in (
+            ("GPUs in trouble now", "deadlock", "A", "hung"),
+            ("GPUs in trouble now", "zombie_notebook", "C", "zombie"),
+            (UNUSABLE, "leaked_process", "A", "unowned"),
+            (UNUSABLE, "lost_gpu", "B", "unavailable"),
         )
     ),
     *(
