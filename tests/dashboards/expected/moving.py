@@ -70,7 +70,7 @@ ROWS: Mapping[str, tuple[Expected, ...]] = {
     "fleet": (
         *(
             moves("GAU x ECTR x eMFU = useful", share(which, MINUTES), letter=letter)
-            for letter, which in (("B", "ectr"), ("C", "emfu"), ("D", "product"))
+            for letter, which in (("C", "ectr"), ("E", "emfu"), ("G", "product"))
         ),
         moves("What we get", lambda played: 100 * share("product", MINUTES)(played)),
         *(
