@@ -59,6 +59,7 @@ def test_shards_share_a_gpu_and_its_seconds_and_a_type_keeps_its_dots(rig: Slurm
     assert [grown(before, after, "job_paid_seconds_total", job_id=job) for job in sharing] == [board / 2] * 2
     assert grown(before, after, "job_paid_seconds_total", job_id=typed) == 2 * board > 0
     for job in sharing:
+        observer.job(job)
         asked = [line for line in rig.asked(rig.nodes[0]) if f"show job {job}" in line]
         assert len(asked) == 1, "that both have the GPU is what shards are for"
 
