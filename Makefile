@@ -2,7 +2,7 @@
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help dist deb version workflows release run check lint quick test-pythons test-kubernetes core others test installed slurm-trees image-parts checks collected rules prometheus-3 thanos skips packages mutants bench accuracy docs site \
+.PHONY: help dist deb version workflows release run check lint quick test-pythons test-kubernetes core others test installed slurm-trees image-parts wheels checks collected rules prometheus-3 thanos skips packages mutants bench accuracy docs site \
   dashboards pictures goldens proto lock clean
 
 # Tests start hundreds of interpreters: without bytecode each of them would compile the exporter anew.
@@ -40,7 +40,7 @@ lint: .venv/.installed
 	$(BIN)/python -m benchmarks.page --check
 
 # Markers of tests that a target of their own runs; pyproject.toml explains each.
-APART := benchmark or mutation or kubernetes
+APART := benchmark or mutation or kubernetes or release
 # Files stay whole: many share a server or a simulated fleet. Their order: tests/conftest.py.
 SPREAD := --dist loadfile --no-loadscope-reorder
 PYTEST := $(BIN)/pytest -q $(SPREAD)
@@ -87,14 +87,17 @@ collected: .venv/.installed
 	@mkdir -p .cache
 	@$(BIN)/pytest -q --collect-only -n 0 > .cache/collected || { tail -n 30 .cache/collected; exit 1; }
 
-installed: .venv/.installed .venv/dcgm-bindings/.fetched .venv/training/.installed .venv/site/.installed .venv/release/.installed slurm-trees \
-  image-parts
+installed: .venv/.installed .venv/dcgm-bindings/.fetched .venv/training/.installed .venv/site/.installed slurm-trees wheels
 
 # Slurm 24.11 and 26.05, each in a tree of its Debian; tests that need one are skipped, and say so, where it cannot be had.
 slurm-trees: .venv/.installed
 	@$(BIN)/python -m tests.slurm.chroot || true
 
-# The bare Debian and the wheels of the image that the tests build; they say so where they cannot be had.
+# Those of the runtime lock: a test installs our own wheel from them, in an empty environment.
+wheels: .venv/.installed
+	@$(BIN)/python -c 'from tests.image.ours import wheels; wheels()'
+
+# The bare Debian and the wheels of the image that `make release` builds; they say so where they cannot be had.
 image-parts: .venv/.installed
 	@$(BIN)/python -m tests.image.ours || true
 
@@ -202,7 +205,9 @@ workflows: .cache/actionlint-$(ACTIONLINT)/actionlint .venv/release/.installed #
 	.venv/release/bin/zizmor --offline --quiet --pedantic .github
 
 release: workflows dist image-parts .venv/dcgm-bindings/.fetched ## dry run of a release: workflows, all artefacts, the image that the tests build, the Debian package in a clean Debian
-	$(BIN)/pytest -q -n 2 --dist loadfile tests/e2e/test_image.py tests/e2e/test_image_content.py tests/e2e/test_distribution.py
+	@mkdir -p $(RESULTS)
+	$(PYTEST) -n 2 -m release tests/e2e --junitxml=$(RESULTS)/release.xml
+	$(BIN)/python tests/check_skips.py tests/allowed_skips.txt $(RESULTS)/release.xml
 	$(BIN)/python -m tests.image.twice
 
 version: .venv/.installed ## begin a release: make version VERSION=1.2.0

@@ -333,6 +333,7 @@ class Bare:
         return passwd, group
 
 
+@pytest.mark.release
 def test_the_package_installs_upgrades_and_goes_on_a_bare_debian(package: Path, tmp_path: Path) -> None:
     new = next_version(package, tmp_path / "next")
     node = Bare(tmp_path / "bare", package.parent)
@@ -411,6 +412,7 @@ class Packaged(Node):
         return self.machine.tried("systemctl", "is-enabled", unit).stdout == "enabled\n"
 
 
+@pytest.mark.release
 def test_the_package_starts_the_daemon_restarts_it_and_takes_it_away(package: Path, tmp_path: Path) -> None:
     with started(tmp_path) as machine:
         node = Packaged(machine, package)
@@ -457,6 +459,7 @@ class Played(Packaged):
         return self.machine.run(*words, **env)
 
 
+@pytest.mark.release
 def test_the_playbook_installs_configures_and_changes_nothing_the_second_time(package: Path, tmp_path: Path) -> None:
     if not (ANSIBLE / ".installed").exists():
         pytest.skip("needs Ansible")
@@ -472,6 +475,7 @@ def test_the_playbook_installs_configures_and_changes_nothing_the_second_time(pa
         assert node.pid() == before
 
 
+@pytest.mark.release
 def test_the_example_of_an_inventory_has_200_nodes_for_the_playbook() -> None:
     if not (ANSIBLE / ".installed").exists():
         pytest.skip("needs Ansible")

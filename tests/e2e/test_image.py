@@ -26,7 +26,7 @@ from tests.image.ours import Ours, made
 from tests.ports import free_port
 from tests.waiting import PATIENCE, wait_for
 
-pytestmark = [pytest.mark.e2e, pytest.mark.skipif(bool(why_not()), reason=why_not())]
+pytestmark = [pytest.mark.e2e, pytest.mark.release, pytest.mark.skipif(bool(why_not()), reason=why_not())]
 SETTINGS = "/mnt"
 """A folder that is in the image: runc would make another there, and the image is kept."""
 OPEN = COMPOSE["x-node"]["environment"]

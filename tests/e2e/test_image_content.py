@@ -18,7 +18,7 @@ from tests.image.build import Image
 from tests.image.contained import why_not
 from tests.image.ours import Ours, made
 
-pytestmark = [pytest.mark.e2e, pytest.mark.skipif(bool(why_not()), reason=why_not())]
+pytestmark = [pytest.mark.e2e, pytest.mark.release, pytest.mark.skipif(bool(why_not()), reason=why_not())]
 DOCUMENTS = "usr/share/doc/gpu-efficiency-exporter"
 
 
