@@ -6,6 +6,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -152,7 +153,7 @@ def test_killed_over_a_disk_that_took_nothing_for_20_seconds_nothing_goes_back(t
     with ExitStack() as stack:
         running = [stack.enter_context(node.running()) for node in nodes]
         for again, before, resumes in zip(running, last, rules.values(), strict=True):
-            wait_for(lambda again=again: "the exporter was down" in again.program.log(), "its start")
+            wait_for(partial(_has_decided, again), "its start")
             if starts_anew := "counters restart at 0" in again.program.log():
                 again.told = Told()  # whose pages judge that no counter goes back
                 (down,) = re.findall(r"the exporter was down.* for (\d+) s", again.program.log())
@@ -162,6 +163,11 @@ def test_killed_over_a_disk_that_took_nothing_for_20_seconds_nothing_goes_back(t
             assert starts_anew or resumes
             assert paid <= GPUS * (time.monotonic() - began + TWICE_SECONDS)
             assert again.program.end() == 0
+
+
+def _has_decided(served: Served) -> bool:
+    """Whether it goes on from the last checkpoint, or begins anew."""
+    return "the exporter was down" in served.program.log()
 
 
 def _folder(path: Path) -> Path:
