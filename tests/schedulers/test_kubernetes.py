@@ -710,6 +710,25 @@ def test_of_a_pool_only_the_newest_generation_counts(here: Node) -> None:
     here.held((1, "ml/pod/pod-gpu-0"))
 
 
+def test_a_claim_that_is_held_outlives_its_slice_and_a_slice_without_its_device(here: Node) -> None:
+    """The kubelet deletes the slices of a driver that is away; a driver leaves out what is unhealthy."""
+    both = slice_object(offered("gpu-0", uuid=gpu_uuid(6)), offered("gpu-1", uuid=gpu_uuid(7)))
+    here.api.has(both, pod_object("pod-gpu-0"), pod_object("pod-gpu-1"), pod_object("later"))
+    here.kubelet.holds(dra("gpu-0"), dra("gpu-1"))
+    here.held((6, "ml/pod/pod-gpu-0"), (7, "ml/pod/pod-gpu-1"))
+    here.api.has(slice_object(offered("gpu-1", uuid=gpu_uuid(7)), generation=2))
+    here.kubelet.gives("later", gpu_uuid(1))
+    here.until(lambda state: (gpu_uuid(1), "ml/pod/later") in holds(state), "a later pod")
+    assert here.ended == []
+    here.api.deletes(both)
+    here.kubelet.holds(dra("gpu-0"))
+    here.until(lambda _: len(here.ended) > 1, "two ends")
+    here.kubelet.holds(dra("gpu-0"), dra("gpu-1"))
+    state = here.until(lambda state: state.faults, "what nobody held is not kept")
+    assert "'gpu-1' of DRA pool 'node-1'" in state.faults[0].message
+    assert {each.owner.pod for each in here.ended} == {"later", "pod-gpu-1"}, "who held a GPU held it throughout"
+
+
 def test_a_mig_device_made_on_demand_is_the_only_one_of_its_profile_or_refused(here: Node) -> None:
     board, part = gpu_uuid(0), "MIG-aaaaaaaa-0000-0000-0000-000000000001"
     here.devices = (Device(board, "0", weight=0), Device(part, "0:1", parent=board, profile="1g.12gb"))

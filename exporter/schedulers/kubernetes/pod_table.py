@@ -126,6 +126,10 @@ class PodTable:
             if pod is None or not pod.terminal
         )
 
+    def claimed(self) -> frozenset[tuple[str, str]]:
+        """Return pool and name of the DRA devices that the pods on the list hold."""
+        return frozenset((claim.pool, claim.device) for held in self._listed for claim in held.claims)
+
     def unlisted(self) -> dict[PodName, Counter[str]]:
         """Return the GPUs that pods hold and the kubelet does not list, by pod and resource.
 

@@ -110,6 +110,8 @@ class KubernetesWatcher:
         self._pods = self._informer(Pod, ("/api/v1/pods",), "spec.nodeName", significant=_pod_lifecycle)
         self._nodes = self._informer(KubernetesNode, ("/api/v1/nodes",), "metadata.name")
         self._slices: Informer[ResourceSlice] | None = None
+        self._dra_devices: DraDevices = {}
+        """What slices offer, and what pods hold of what slices no longer offer."""
         self.thread = LoopThread(self._run)
         self._loop = self.thread.loop
         self.thread.start()
@@ -258,12 +260,13 @@ class KubernetesWatcher:
             return
         silent = [informer.unanswered_since for informer in self._informers() if informer.unanswered_since is not None]
         gpu_pods = self._pod_table.gpu_pods(self._api_pods())
+        self._update_dra_devices()
         unlisted = self._pod_table.unlisted()
         self._log_unlisted(unlisted)
         self.state = KubernetesState(
             at=self._at,
             gpu_pods=gpu_pods,
-            dra_devices=dra_devices(tuple(self._slices.objects.values())) if self._slices is not None else {},
+            dra_devices=self._dra_devices,
             jobs=self._pod_table.jobs(),
             condition=node_condition(
                 next(iter(self._nodes.objects.values()), None) if self._nodes is not None else None
@@ -272,6 +275,17 @@ class KubernetesWatcher:
             unanswered_since=min(silent, default=None),
             unlisted=frozenset(resource for gpus in unlisted.values() for resource in gpus),
         )
+
+    def _update_dra_devices(self) -> None:
+        """Take what slices offer, and keep what pods hold.
+
+        The kubelet deletes all slices when it starts, and those of a driver that is away for 30 s. NVIDIA's driver of
+        2025 left out unhealthy devices.
+        """
+        claimed = self._pod_table.claimed()
+        kept = {key: device for key, device in self._dra_devices.items() if key in claimed}
+        offered = dra_devices(tuple(self._slices.objects.values())) if self._slices is not None else {}
+        self._dra_devices = {**kept, **offered}
 
     def _log_unlisted(self, unlisted: Mapping[PodName, Counter[str]]) -> None:
         """Log once of each pod why GPUs that nobody is known to hold have an unknown owner."""
