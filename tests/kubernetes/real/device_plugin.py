@@ -29,7 +29,9 @@ class DevicePlugin:
     """Offers devices of one resource from `start` until `stop`."""
 
     def __init__(self, resource: str, ids: Sequence[str]) -> None:
-        self._resource, self._ids = resource, ids
+        self.resource, self.ids = resource, ids
+        self.given: list[str] = []
+        """What the kubelet has allocated, in its order."""
         self._over = threading.Event()
         self._server: grpc.Server | None = None
 
@@ -37,11 +39,11 @@ class DevicePlugin:
         """Listen and register; to be repeated after each start of the kubelet, which removes its plugins' sockets."""
         self.stop()
         self._over = threading.Event()
-        socket = FOLDER / f"{self._resource.replace('/', '-')}.sock"
+        socket = FOLDER / f"{self.resource.replace('/', '-')}.sock"
         with grpc.insecure_channel(f"unix:{FOLDER / 'kubelet.sock'}") as channel:
             grpc.channel_ready_future(channel).result(PATIENCE)
             self._server = self._listen(socket)
-            request = MESSAGES["RegisterRequest"](version="v1beta1", endpoint=socket.name, resource_name=self._resource)
+            request = MESSAGES["RegisterRequest"](version="v1beta1", endpoint=socket.name, resource_name=self.resource)
             call = channel.unary_unary("/v1beta1.Registration/Register", bytes, bytes)
             call(request.SerializeToString(), timeout=PATIENCE)
 
@@ -54,7 +56,7 @@ class DevicePlugin:
 
     def _listen(self, socket: Path) -> grpc.Server:
         server = grpc.server(ThreadPoolExecutor(max_workers=4))
-        unary = {"GetDevicePluginOptions": _options, "Allocate": _allocate}
+        unary = {"GetDevicePluginOptions": _options, "Allocate": self._allocate}
         handlers = {name: grpc.unary_unary_rpc_method_handler(answer) for name, answer in unary.items()}
         handlers["ListAndWatch"] = grpc.unary_stream_rpc_method_handler(self._list)
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("v1beta1.DevicePlugin", handlers),))
@@ -64,17 +66,17 @@ class DevicePlugin:
 
     def _list(self, _request: bytes, _context: Any) -> Iterator[bytes]:
         over = self._over
-        devices = [MESSAGES["Device"](ID=each, health="Healthy") for each in self._ids]
+        devices = [MESSAGES["Device"](ID=each, health="Healthy") for each in self.ids]
         yield MESSAGES["ListAndWatchResponse"](devices=devices).SerializeToString()
         over.wait()
+
+    def _allocate(self, request: bytes, _context: Any) -> bytes:
+        asked = MESSAGES["AllocateRequest"].FromString(request).container_requests
+        self.given += [each for one in asked for each in one.devices_ids]
+        responses = [MESSAGES["ContainerAllocateResponse"]() for _ in asked]
+        answer: bytes = MESSAGES["AllocateResponse"](container_responses=responses).SerializeToString()
+        return answer
 
 
 def _options(_request: bytes, _context: Any) -> bytes:
     return b""
-
-
-def _allocate(request: bytes, _context: Any) -> bytes:
-    asked = MESSAGES["AllocateRequest"].FromString(request)
-    responses = [MESSAGES["ContainerAllocateResponse"]() for _ in asked.container_requests]
-    answer: bytes = MESSAGES["AllocateResponse"](container_responses=responses).SerializeToString()
-    return answer

@@ -1,6 +1,6 @@
-"""Owners from a real kubelet: runc runs the pods, a device plugin offers GPUs, the real scheduler places them."""
+"""Owners from a real kubelet: runc runs the pods, which have GPUs of device plugins and of a DRA driver."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -10,12 +10,14 @@ import httpx
 import pytest
 import yaml
 
+from exporter.core.model import Device
 from tests.e2e.running import Page
 from tests.helm.rendering import RELEASE
 from tests.image import bare, ours
 from tests.kubernetes.cluster import Node, gpu_uuid, node
 from tests.kubernetes.real.control_plane import ControlPlane, Json
 from tests.kubernetes.real.device_plugin import DevicePlugin
+from tests.kubernetes.real.dra_driver import API, DRIVER, DraDriver, gpu, instance
 from tests.kubernetes.real.node import NAME, PAUSE, POD_RESOURCES, RealNode, why_not
 from tests.kubernetes.real.workloads import pod_path
 from tests.nvml_stub.build import build
@@ -26,30 +28,65 @@ NAMESPACE, JOBS = "node", "node-jobs"
 IMAGE = "registry.example/gpu-efficiency"
 PATHS = ["PATH=/usr/local/bin:/usr/bin:/bin"]
 GPU, SHARED = "nvidia.com/gpu", "nvidia.com/gpu.shared"
+SMALL, LARGE = "nvidia.com/mig-1g.10gb", "nvidia.com/mig-3g.40gb.shared"
+"""Instances as the strategy "mixed" names them; the large one may be shared."""
+MIXED, SINGLE, CLAIMED = 7, 8, 11
+"""Boards whose instances are offered as such, as GPUs, and by DRA."""
+WORLD = f"""
+count 12
+gpu {MIXED} mig 1g.10gb 1g.10gb 3g.40gb
+gpu {SINGLE} mig 3g.40gb 3g.40gb
+gpu {CLAIMED} mig 1g.10gb 2g.20gb 3g.40gb
+"""
+BOARDS = tuple(Device(gpu_uuid(index), f"{index}") for index in range(12))
+
+
+def mig_uuid(board: int, number: int) -> str:
+    """Return what the NVML stand-in calls an instance, which counts from 1."""
+    return f"MIG-5700b000-{number:04d}-0000-0000-{board:012d}"
+
+
+BY_CLAIM = {
+    "gpu-4": gpu_uuid(9),
+    "gpu-3": gpu_uuid(10),
+    "gpu-5-mig-1g10gb-19-0": mig_uuid(CLAIMED, 1),
+    "gpu-5-mig-2g20gb-14-2": mig_uuid(CLAIMED, 2),
+}
+"""What the DRA driver offers, whose numbers are of /dev and not NVML's."""
 
 
 class Rig:
-    """The node, with plugins for six whole GPUs and one that four pods may share."""
+    """The node, whose GPUs the device plugins and the DRA driver offer in all their ways."""
 
     def __init__(self, cluster: ControlPlane, folder: Path, stack: ExitStack) -> None:
         self.cluster = cluster
         self.node = RealNode(cluster, folder, stack)
         self.node.add_image(PAUSE, bare.bare() / "root", {"Entrypoint": ["/usr/bin/sleep", "infinity"], "Env": PATHS})
-        whole = [gpu_uuid(index) for index in range(6)]
-        shared = [f"{gpu_uuid(6)}::{replica}" for replica in range(4)]
-        self.plugins = [DevicePlugin(GPU, whole), DevicePlugin(SHARED, shared)]
-        for plugin in self.plugins:
+        plugins = (
+            DevicePlugin(GPU, [gpu_uuid(index) for index in range(6)]),
+            DevicePlugin(SHARED, [f"{gpu_uuid(6)}::{replica}" for replica in range(4)]),
+            DevicePlugin(SMALL, [mig_uuid(MIXED, 1), mig_uuid(MIXED, 2)]),
+            DevicePlugin(LARGE, [f"{mig_uuid(MIXED, 3)}::{replica}" for replica in range(2)]),
+        )
+        self.plugins = {each.resource: each for each in plugins}
+        for plugin in plugins:
             stack.callback(plugin.stop)
         self.register()
+        whole = [gpu(int(name[-1]), uuid) for name, uuid in BY_CLAIM.items() if uuid.startswith("GPU-")]
+        static = instance(5, gpu_uuid(CLAIMED), "1g.10gb", "19-0", uuid=mig_uuid(CLAIMED, 1))
+        self.dra = DraDriver(cluster, NAME, [*whole, static, instance(5, gpu_uuid(CLAIMED), "2g.20gb", "14-2")])
+        stack.callback(self.dra.stop)
+        self.dra.start()
         # The taint "not-ready" is taken away by a controller that is not run here.
         labels = {"nvidia.com/gpu.present": "true"}
         cluster.patch(f"/api/v1/nodes/{NAME}", {"metadata": {"labels": labels}, "spec": {"taints": None}})
 
     def register(self) -> None:
         """Register the plugins, and wait until the node offers their devices."""
-        for plugin in self.plugins:
+        for plugin in self.plugins.values():
             plugin.start()
-        wait_for(lambda: self._offers() == {GPU: "6", SHARED: "4"}, "the node offers the GPUs")
+        offered = {name: f"{len(plugin.ids)}" for name, plugin in self.plugins.items()}
+        wait_for(lambda: self._offers() == offered, "the node offers the GPUs")
 
     def _offers(self) -> dict[str, str]:
         found = self.cluster.get(f"/api/v1/nodes/{NAME}")["status"]["allocatable"]
@@ -65,13 +102,22 @@ def _rig(cluster: ControlPlane, chart: str, tmp_path_factory: pytest.TempPathFac
         rig = Rig(cluster, tmp_path_factory.mktemp("node"), stack)
         cluster.create_namespace(NAMESPACE)
         cluster.create_namespace(JOBS)
+        for kind in ("gpu", "mig"):
+            of_kind = f"device.driver == '{DRIVER}' && device.attributes['{DRIVER}'].type == '{kind}'"
+            spec = {"selectors": [{"cel": {"expression": of_kind}}]}
+            cluster.create(f"{API}/deviceclasses", {"metadata": {"name": f"{kind}.nvidia.com"}, "spec": spec})
+        for name, spec in (("gpu", claim_spec("gpu")), *((p, claim_spec("mig", p)) for p in ("1g.10gb", "2g.20gb"))):
+            template = {"metadata": {"name": name}, "spec": {"spec": spec}}
+            cluster.create(f"{API}/namespaces/{JOBS}/resourceclaimtemplates", template)
         image = rig_image()
         rig.node.add_image(f"{IMAGE}:test", image.root, {
             "Entrypoint": image.entrypoint, "Cmd": image.command, "User": image.user,
             "Env": [f"{key}={value}" for key, value in image.env.items()],
         })  # fmt: skip
         values = stack.enter_context((tmp_path_factory.mktemp("values") / "values.yaml").open("w"))
-        yaml.safe_dump(chart_values(), values)
+        world = tmp_path_factory.mktemp("world")
+        (world / "world.txt").write_text(WORLD)
+        yaml.safe_dump(chart_values(world), values)
         values.flush()
         done = cluster.helm("install", RELEASE, chart, "--namespace", NAMESPACE, "--values", values.name)
         assert done.returncode == 0, done.stderr
@@ -88,14 +134,20 @@ def rig_image() -> Any:
     return ours.made().plain
 
 
-def chart_values() -> Json:
+def chart_values(world: Path) -> Json:
     """Return the default values, and what stands in for the NVIDIA runtime: the driver's library."""
     return {
         "image": {"repository": IMAGE, "tag": "test", "pullPolicy": "Never"},
         "source": "nvml",
-        "extraVolumes": [{"name": "nvml", "hostPath": {"path": f"{build()}"}}],
-        "extraVolumeMounts": [{"name": "nvml", "mountPath": "/nvml", "readOnly": True}],
-        "extraEnv": [{"name": "LD_LIBRARY_PATH", "value": "/nvml"}],
+        "extraVolumes": [
+            {"name": "nvml", "hostPath": {"path": f"{build()}"}},
+            {"name": "world", "hostPath": {"path": f"{world}"}},
+        ],
+        "extraVolumeMounts": [{"name": name, "mountPath": f"/{name}", "readOnly": True} for name in ("nvml", "world")],
+        "extraEnv": [
+            {"name": "LD_LIBRARY_PATH", "value": "/nvml"},
+            {"name": "NVML_STUB_SCRIPT", "value": "/world/world.txt"},
+        ],
     }
 
 
@@ -105,6 +157,7 @@ def _here(rig: Rig, tmp_path: Path) -> Iterator[Node]:
     cluster = rig.cluster
     (tmp_path / "token").write_text(cluster.token(NAMESPACE, RELEASE))
     with node(with_api=False) as made:
+        made.devices = BOARDS
         made.opens(
             pod_resources_socket=f"{POD_RESOURCES}",
             node_name=NAME,
@@ -113,26 +166,64 @@ def _here(rig: Rig, tmp_path: Path) -> Iterator[Node]:
             token_file=f"{tmp_path / 'token'}",
         )
         yield made
-        for pod in cluster.get(pod_path(JOBS))["items"]:
-            cluster.client.request("DELETE", pod_path(JOBS, pod["metadata"]["name"]), json={"gracePeriodSeconds": 0})
+        clear(cluster)
         made.held()
 
 
-def container(resource: str = GPU, words: str = "sleep 100000") -> Json:
+def clear(cluster: ControlPlane) -> None:
+    """Delete all pods of jobs, and their claims, for which the kubelet must have ended them."""
+    claims = f"{API}/namespaces/{JOBS}/resourceclaims"
+    for path in (pod_path(JOBS), claims):
+        cluster.client.request("DELETE", path, json={"gracePeriodSeconds": 0})
+    wait_for(lambda: not (cluster.get(pod_path(JOBS))["items"] or cluster.get(claims)["items"]), "nothing is left")
+
+
+def container(words: str = "sleep 100000", **resources: Any) -> Json:
+    """Return a container that has a whole GPU, or other resources."""
     return {
         "name": "main",
         "image": PAUSE,
         "imagePullPolicy": "Never",
         "command": ["sh", "-c", words],
-        "resources": {"limits": {resource: "1"}},
+        "resources": resources or {"limits": {GPU: "1"}},
     }
 
 
 def start(cluster: ControlPlane, name: str, resource: str = GPU) -> None:
     """Create a pod that asks for one device, and leave it to the scheduler and the kubelet."""
-    spec = {"containers": [container(resource)], "terminationGracePeriodSeconds": 0}
+    run(cluster, name, {"containers": [container(limits={resource: "1"})]})
+
+
+def start_claiming(cluster: ControlPlane, name: str, **source: str) -> None:
+    """Create a pod whose container uses a claim, from a template or of a name."""
+    claims = [{"name": "device"} | source]
+    run(cluster, name, {"containers": [container(claims=[{"name": "device"}])], "resourceClaims": claims})
+
+
+def run(cluster: ControlPlane, name: str, spec: Json) -> None:
+    spec |= {"terminationGracePeriodSeconds": 0}
     cluster.create(pod_path(JOBS), {"metadata": {"name": name}, "spec": spec})
     wait_for(lambda: phase(cluster, name) == "Running", f"{name} runs")
+
+
+def claim_spec(kind: str, profile: str = "") -> Json:
+    """Return a claim for a device of a class, if need be of a MIG profile."""
+    exactly: Json = {"deviceClassName": f"{kind}.nvidia.com"}
+    if profile:
+        expression = f"device.attributes['{DRIVER}'].profile == '{profile}'"
+        exactly["selectors"] = [{"cel": {"expression": expression}}]
+    return {"devices": {"requests": [{"name": "one", "exactly": exactly}]}}
+
+
+def reserved(cluster: ControlPlane) -> dict[str, str]:
+    """Return by pod the UUID of what the scheduler allocated to its claim."""
+    claims = [each["status"] for each in cluster.get(f"{API}/namespaces/{JOBS}/resourceclaims")["items"]]
+    return {
+        pod["name"]: BY_CLAIM[result["device"]]
+        for claim in claims
+        for pod in claim["reservedFor"]
+        for result in claim["allocation"]["devices"]["results"]
+    }
 
 
 def phase(cluster: ControlPlane, name: str) -> str:
@@ -146,7 +237,7 @@ def jobs(state: Any) -> list[str]:
 
 
 def test_the_jobs_of_real_pods_hold_the_gpus_that_the_kubelet_gave_them(rig: Rig, here: Node) -> None:
-    template = {"spec": {"restartPolicy": "Never", "containers": [container(words="sleep 5")]}}
+    template = {"spec": {"restartPolicy": "Never", "containers": [container("sleep 5")]}}
     spec = {"parallelism": 2, "completions": 2, "template": template}
     path = f"/apis/batch/v1/namespaces/{JOBS}/jobs"
     rig.cluster.create(path, {"metadata": {"name": "train"}, "spec": spec})
@@ -165,17 +256,23 @@ def test_pods_that_share_a_gpu_by_time_slicing(rig: Rig, here: Node) -> None:
 
 
 def test_a_kubelet_that_starts_again_takes_no_owner(rig: Rig, here: Node) -> None:
+    """Nor while it has deleted the slices of a DRA driver that starts after it."""
     start(rig.cluster, "stays")
-    (held,) = here.until(lambda state: jobs(state) == [f"{JOBS}/pod/stays"], "its owner").allocations
+    start_claiming(rig.cluster, "claims", resourceClaimTemplateName="gpu")
+    before = [f"{JOBS}/pod/claims", f"{JOBS}/pod/stays"]
+    held = here.until(lambda state: jobs(state) == before, "the owners").allocations
+    rig.dra.stop()
     rig.node.stop_kubelet()
     wait_for(lambda: (here.look(), any("kubelet" in message for _, message in here.faults))[1], "it is silent")
     rig.node.start_kubelet()
+    wait_for(lambda: not rig.dra.slices(), "the kubelet deletes the driver's slices")
     rig.register()
     start(rig.cluster, "comes")
     state = here.until(
-        lambda state: jobs(state) == [f"{JOBS}/pod/comes", f"{JOBS}/pod/stays"], "the pod before and the one after"
+        lambda state: jobs(state) == sorted([*before, f"{JOBS}/pod/comes"]), "the pods before and the one after"
     )
-    assert (held.uuid, held.start) in {(each.uuid, each.start) for each in state.allocations}
+    rig.dra.start()
+    assert {(each.uuid, each.start) for each in held} < {(each.uuid, each.start) for each in state.allocations}
     assert here.ended == []
 
 
@@ -215,7 +312,70 @@ def test_the_daemon_sets_pod_is_ready_and_exports_the_owners_of_real_pods(rig: R
     rows = wait_for(lambda: page(address).rows("job_info", job_id=f"{JOBS}/pod/train"), "the job is on the page")
     assert {(labels["scheduler"], labels["workload_pod"]) for labels, _ in rows} == {("kubernetes", "train")}
     assert page(address).by("node", "node_info") == {NAME: 1}
-    assert len(page(address).states()) == 8
+    assert {"0", "6", "9", f"{MIXED}:1", f"{CLAIMED}:3"} <= page(address).states().keys()
+
+
+@pytest.fixture(name="address")
+def _address(rig: Rig) -> Iterator[str]:
+    """Where the exporter's pod answers; nothing is left of what the test ran."""
+    yield wait_for(partial(exporter, rig.cluster), "the exporter's pod is ready")["status"]["podIP"]
+    clear(rig.cluster)
+
+
+def holders(page: Page) -> dict[str, set[str]]:
+    """Return job ids by UUID."""
+    found: dict[str, set[str]] = {}
+    for labels, _ in page.rows("allocation_info"):
+        found.setdefault(labels["uuid"], set()).add(labels["job_id"])
+    return found
+
+
+def page_has(address: str, pods: Mapping[str, str]) -> Page:
+    """Wait until these pods, by name, and no others hold these UUIDs; return the page."""
+    wanted: dict[str, set[str]] = {}
+    for name, uuid in pods.items():
+        wanted.setdefault(uuid, set()).add(f"{JOBS}/pod/{name}")
+    return wait_for(lambda: found if holders(found := page(address)) == wanted else None, f"{wanted}")
+
+
+def test_the_page_names_the_owners_of_time_slices_and_of_mig_instances(rig: Rig, address: str) -> None:
+    resources = {"a": SHARED, "b": SHARED, "small-a": SMALL, "small-b": SMALL, "large-a": LARGE, "large-b": LARGE}
+    given = {}
+    for name, resource in resources.items():
+        start(rig.cluster, name, resource)
+        given[name] = rig.plugins[resource].given[-1].partition("::")[0]
+    assert set(given.values()) == {gpu_uuid(6), *(mig_uuid(MIXED, number) for number in (1, 2, 3))}
+    page_has(address, given)
+
+
+def test_under_the_single_strategy_instances_are_offered_as_gpus(rig: Rig, address: str) -> None:
+    plugin = rig.plugins[GPU]
+    whole, plugin.ids = plugin.ids, [mig_uuid(SINGLE, 1), mig_uuid(SINGLE, 2)]
+    try:
+        rig.register()
+        given = {}
+        for name in ("a", "b"):
+            start(rig.cluster, name)
+            given[name] = plugin.given[-1]
+        assert set(given.values()) == set(plugin.ids)
+        page_has(address, given)
+    finally:
+        plugin.ids = whole
+        rig.register()
+
+
+def test_the_page_names_the_owners_of_claims(rig: Rig, address: str) -> None:
+    """A whole GPU, one of which two pods share the claim, a MIG instance, and one that is made when it is claimed."""
+    path = f"{API}/namespaces/{JOBS}/resourceclaims"
+    rig.cluster.create(path, {"metadata": {"name": "both"}, "spec": claim_spec("gpu")})
+    for name in ("a", "b"):
+        start_claiming(rig.cluster, name, resourceClaimName="both")
+    for name, template in (("whole", "gpu"), ("small", "1g.10gb"), ("made", "2g.20gb")):
+        start_claiming(rig.cluster, name, resourceClaimTemplateName=template)
+    given = reserved(rig.cluster)
+    assert set(given.values()) == set(BY_CLAIM.values())
+    assert given["a"] == given["b"]
+    assert page_has(address, given).total("faults_total", kind="scheduler_refused") == 0
 
 
 def test_install_check_inside_the_pod_finds_kubelet_and_api_server(rig: Rig) -> None:
