@@ -376,10 +376,14 @@ class SlurmCluster:
     def __init__(self, run: Callable[..., str], *, refresh_seconds: float) -> None:
         """`run` returns a command's output, as `Commands.output` in schedulers.slurm.client."""
         self._run = run
+        self._no_job = False
+        """Whether squeue's last list was empty."""
+        self._held = 0
+        """GPUs that were allocated after that."""
         hourly = max(2, round(3600 / refresh_seconds))
         self.questions = (
-            Question("jobs", 1, 1, lambda: parse_jobs(self._ask("squeue", *SQUEUE))),
-            Question("nodes", 2, 2, lambda: parse_nodes(self._ask("sinfo", *SINFO))),
+            Question("jobs", 1, 1, self._jobs),
+            Question("nodes", 2, 2, self._nodes),
             Question(
                 "reservations",
                 2,
@@ -391,6 +395,22 @@ class SlurmCluster:
 
     def close(self) -> None:
         """Do nothing: no resource is held."""
+
+    def _jobs(self) -> Jobs:
+        jobs = parse_jobs(self._ask("squeue", *SQUEUE))
+        self._no_job = not jobs.runs and not jobs.refused
+        if self._no_job and self._held:
+            # To others than operators it prints an empty list, with exit status 0; sinfo fails if nodes are private.
+            raise ValueError(
+                f"squeue lists no job, but {self._held} GPUs are allocated: with PrivateData=jobs in slurm.conf this"
+                " user must be an operator (sacctmgr add user NAME account=root adminlevel=operator) or SlurmUser"
+            )
+        return jobs
+
+    def _nodes(self) -> Nodes:
+        nodes = parse_nodes(self._ask("sinfo", *SINFO))
+        self._held = sum(sum(node.used.values()) for node in nodes.nodes) if self._no_job else 0
+        return nodes
 
     def _ask(self, *arguments: str) -> str:
         try:

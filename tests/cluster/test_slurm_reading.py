@@ -16,6 +16,7 @@ from exporter.cluster.analysis import spread
 from exporter.cluster.model import NODE_STATES, REASONS, ClusterNode, Demand, Jobs, Reservation
 from exporter.cluster.slurm import (
     SINFO,
+    SlurmCluster,
     parse_jobs,
     parse_nodes,
     parse_reservations,
@@ -403,6 +404,28 @@ def test_recordings_of_other_clusters_are_read(folder: str) -> None:
         found = parse_jobs(file.read_bytes())
         assert found.refused == 0, file
         assert found.runs, file
+
+
+def test_an_empty_queue_is_believed_only_where_no_gpu_is_allocated() -> None:
+    """With PrivateData=jobs squeue prints one to everybody but operators, with exit status 0, in all versions."""
+    none = '{"jobs": []}'
+    node = "n1\x1fgpu\x1fup\x1fgpu:8\x1fgpu:{}\x1fmixed\x1f(null)\x1f1\x1fOFF\x1f\n"
+    said = {"squeue": none, "sinfo": node.format(2)}
+    source = SlurmCluster(lambda program, *_: said[program], refresh_seconds=60)
+    ask = {question.name: question.ask for question in source.questions}
+    assert ask["nodes"]().nodes, "squeue has not been asked yet"
+    assert ask["jobs"]().runs == (), "the last job may have ended since"
+    ask["nodes"]()
+    with pytest.raises(ValueError, match=r"lists no job, but 2 GPUs are allocated: with PrivateData=jobs .* operator"):
+        ask["jobs"]()
+    said["squeue"] = msgspec.json.encode({"jobs": [_pending()]}).decode()
+    assert ask["jobs"]().runs
+    ask["nodes"]()
+    said["squeue"] = none
+    assert ask["jobs"]().runs == ()
+    said["sinfo"] = node.format(0)
+    ask["nodes"]()
+    assert ask["jobs"]().runs == ()
 
 
 def test_sinfo_is_asked_for_what_is_read() -> None:

@@ -6,7 +6,8 @@ Four nodes of eight GPUs on two switches, of each version of Slurm that is here.
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -36,7 +37,7 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[SlurmRig]:
         one, two, three, four = rig.nodes
         rig.stop_controller()
         with rig.conf.open("a") as file:
-            file.write("TopologyPlugin=topology/tree\n")
+            file.write("TopologyPlugin=topology/tree\nPrivateData=jobs\n")
             file.write("PreemptType=preempt/partition_prio\nPreemptMode=REQUEUE\n")
             file.write(f"PartitionName=late Nodes={one},{two} MaxTime=7-0 DefMemPerCPU=100 State=UP\n")
             urgent = "PriorityTier=10 PreemptMode=OFF MaxTime=7-0 DefMemPerCPU=100 State=UP"
@@ -58,8 +59,8 @@ def rig(cluster: SlurmRig) -> Iterator[SlurmRig]:
 class Seen:
     """A watch on the rig whose turns are taken by hand."""
 
-    def __init__(self, rig: SlurmRig) -> None:
-        run = Commands(bin_dir=str(rig.commands(rig.nodes[0]))).output
+    def __init__(self, rig: SlurmRig, run: Callable[..., str] | None = None) -> None:
+        run = run or Commands(bin_dir=str(rig.commands(rig.nodes[0]))).output
         self._clock = SystemClock()
         self.watch = ClusterWatcher(
             SlurmCluster(run, refresh_seconds=REFRESH), self._clock, refresh_seconds=REFRESH, max_jobs=100
@@ -236,6 +237,14 @@ def _field(rig: SlurmRig, job: str, name: str) -> float:
     """Return a time of a job, Unix seconds."""
     (said,) = re.findall(rf"\b{name}=(\S+)", rig.run("scontrol", "show", "job", job))
     return time.mktime(time.strptime(said, "%Y-%m-%dT%H:%M:%S"))
+
+
+def test_jobs_that_are_hidden_from_this_user_are_no_empty_queue(rig: SlurmRig) -> None:
+    rig.started("--gres=gpu:2")
+    seen = Seen(rig, partial(rig.run, user="bin:bin"))
+    seen.turns(1)
+    seen.watch.turn()
+    assert re.search("jobs: squeue lists no job, but 2 GPUs are allocated: with PrivateData=jobs", seen.watch.error)
 
 
 def test_a_controller_that_is_down_and_comes_back(rig: SlurmRig) -> None:
