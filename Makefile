@@ -115,7 +115,7 @@ test-kubernetes: .venv/.installed image-parts ## the chart and the clients on a 
 	$(NAMESPACES) sh -c 'ip link set lo up && $(BIN)/pytest -q -m kubernetes -n 0 tests/kubernetes/real; exit $$?'
 
 # Debian's build of it has no receiver of OTLP: a second one is built from its Go module, and Go must be on the PATH.
-prometheus-3: .venv/.installed ## our rules, scrapes and pushes in Prometheus 3: four minutes, after a build of as many or more
+prometheus-3: .venv/.installed ## our rules, boards, scrapes and pushes in Prometheus 3: eight minutes, after a build of four or more
 	$(BIN)/python -m tests.prometheus3
 	$(BIN)/python -m tests.otlp.prometheus
 
