@@ -131,14 +131,14 @@ DRILL_SCENARIOS: Mapping[str, Scenario] = {
 
 DRILLS: Mapping[str, Drill] = {
     "GPUEfficiencyConservationBroken": Drill(
-        minutes=2, books=False, about="the daemon counts an error in its books, although there is none",
+        minutes=4, books=False, about="the daemon counts an error in its books, although there is none",
     ),
     "GPUEfficiencyExporterBlind": Drill(
         scenario="drill_silent", minutes=18,
         about="two minutes after the start the telemetry source stops answering",
     ),
     "GPUEfficiencyExporterClockSkew": Drill(
-        scenario="drill_clock", minutes=10, about="the node's clock is two minutes ahead",
+        scenario="drill_clock", minutes=14, about="the node's clock is two minutes ahead",
     ),
     "GPUEfficiencyExporterDown": Drill(
         scenario="drill_still", minutes=11,
@@ -146,15 +146,15 @@ DRILLS: Mapping[str, Drill] = {
         " scraped it before. The ticket ends after it answers again",
     ),
     "GPUEfficiencyExporterMissing": Drill(
-        cluster=True, minutes=21, companions=("GPUEfficiencyLowAllocationWithQueue",),
+        cluster=True, minutes=22, companions=("GPUEfficiencyLowAllocationWithQueue",),
         about="a simulated Slurm has a node without an exporter",
     ),
     "GPUEfficiencyExporterProfilingBlocked": Drill(
-        scenario="drill_refused", minutes=14,
+        scenario="drill_refused", minutes=18,
         about="two minutes after the start the driver refuses the performance counters",
     ),
     "GPUEfficiencyExemptionExpired": Drill(
-        minutes=2, about="an exemption expired on 1 January 2026",
+        minutes=4, about="an exemption expired on 1 January 2026",
         settings={"exemptions": ({
             "id": "drill", "reason": "a drill of the pager", "expires": "2026-01-01", "name": "drill",
         },)},
@@ -166,7 +166,7 @@ DRILLS: Mapping[str, Drill] = {
         ' silence cluster="drill-GPUEfficiencyFleetBlind" for that time',
     ),
     "GPUEfficiencyGPUAllocatedWithoutProcess": Drill(
-        scenario="drill_without_process", minutes=4, preroll_seconds=3000,
+        scenario="drill_without_process", minutes=3, preroll_seconds=3000,
         about="a job has held two GPUs for 50 minutes without a process",
     ),
     "GPUEfficiencyGPULost": Drill(
@@ -186,11 +186,11 @@ DRILLS: Mapping[str, Drill] = {
         about="a process has continued for 12 minutes after its job ended",
     ),
     "GPUEfficiencyGPUZombie": Drill(
-        scenario="idle_context", gpus=1, minutes=4, preroll_seconds=2700,
+        scenario="idle_context", gpus=1, minutes=3, preroll_seconds=2700,
         about="a batch job has kept a CUDA context for 45 minutes and run no kernel",
     ),
     "GPUEfficiencyHistoryFailing": Drill(
-        minutes=18, history=False, about="from the start, the daemon's history cannot be written",
+        minutes=20, history=False, about="from the start, the daemon's history cannot be written",
     ),
     "GPUEfficiencyIdleAllocationCost": Drill(
         scenario="drill_unallocated", minutes=21, settings={"budget.idle_per_hour": 0.01},
@@ -206,7 +206,7 @@ DRILLS: Mapping[str, Drill] = {
         about="a training job reports three times the FLOPs that it executes",
     ),
     "GPUEfficiencyJobHungSuspected": Drill(
-        scenario="drill_spinning", gpus=1, minutes=15, preroll_seconds=300,
+        scenario="drill_spinning", gpus=1, minutes=14, preroll_seconds=300,
         about="a kernel has spun for five minutes, and the counters that could prove a hang are missing",
     ),
     "GPUEfficiencyLowAllocationWithQueue": Drill(
@@ -214,7 +214,7 @@ DRILLS: Mapping[str, Drill] = {
         about="a simulated Slurm has a pending job that would fit its free GPUs",
     ),
     "GPUEfficiencyNodeScrapedTwice": Drill(
-        minutes=12, scrape_jobs=2, gpus=1, about="two scrape jobs have the same target",
+        minutes=16, scrape_jobs=2, gpus=1, about="two scrape jobs have the same target",
     ),
     "GPUEfficiencyRegressed": Drill(
         scenario="drill_unallocated", minutes=45,
@@ -222,12 +222,12 @@ DRILLS: Mapping[str, Drill] = {
         past={"cluster:gpu_efficiency_owned:gpus": 2.0, "cluster:gpu_efficiency_gau:ratio_rate5m": 0.9},
     ),
     "GPUEfficiencySchedulerDataStale": Drill(
-        scenario="drill_unanswered", minutes=12, companions=("GPUEfficiencyExporterBlind",),
+        scenario="drill_unanswered", minutes=16, companions=("GPUEfficiencyExporterBlind",),
         about="two minutes after the start the scheduler stops answering. Later the owners of the GPUs are unknown, so"
         " their time is unobserved too",
     ),
     "GPUEfficiencyStragglerRank": Drill(
-        scenario="straggler", minutes=28, preroll_seconds=300, gpus=8,
+        scenario="straggler", minutes=44, preroll_seconds=300, gpus=8,
         about="every step of a job waits for one rank with a slow host",
     ),
 }  # fmt: skip
