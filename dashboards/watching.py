@@ -97,12 +97,17 @@ def _of_class(level: str, rest: str) -> str:
     return f"{level.replace('job', 'class', 1)}_spread:{rest}"
 
 
+def across(name: str, *where: str) -> str:
+    """What is recorded of all jobs at once, every twenty minutes: the last of it."""
+    return f"last_over_time({at(name, *where)}[21m])"
+
+
 def spread(series: str, side: Side) -> tuple[Query, ...]:
     """How jobs are spread; of several clusters the highest. What only one side's jobs have is recorded of all."""
     name, where = parted(series)
     level, rest = name.split(":", 1)
     of_class = _of_class(level, rest)
-    asked = at(of_class, side.alike, *where) if recorded(of_class) else at(f"cluster_spread:{rest}", *where)
+    asked = across(of_class, side.alike, *where) if recorded(of_class) else across(f"cluster_spread:{rest}", *where)
     return (Query(f"max by (spread) ({asked})", legend="{{spread}}"),)
 
 

@@ -1,7 +1,8 @@
 """Compares what packs of rules cost Prometheus: their expressions evaluated over one head, while nothing else happens.
 
 `python -m benchmarks.fleet.packs alerts OTHER...`: folders of rule files, such as those of an earlier commit.
-Prometheus scrapes the simulated fleet and evaluates our rules until all windows are full; then scrapes and rules end,
+Prometheus scrapes the simulated fleet and evaluates our rules until all windows are full, and what only other packs
+record, so that their rules find what they read; then scrapes and rules end,
 and every expression of every pack is asked as of that moment. The processor time of a group, over its interval, is its
 share of a core, with the garbage that it leaves; storing the results is not in it. It is far steadier than the figure
 of `benchmarks/run.py rules`, which is a difference of two noisy ones.
@@ -78,7 +79,7 @@ def compare(folders: Sequence[Path], size: Size, rounds: int) -> Iterator[str]:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory()))
         fleet = stack.enter_context(running(["-m", "benchmarks.fleet.site", f"{size.nodes}"]))
-        server = stack.enter_context(prometheus(folder, fleet.port, size, remember))
+        server = stack.enter_context(prometheus(folder, fleet.port, size, remember, others=folders))
         at = _still(server, size)
         packs = {path: list(groups(path)) for path in folders}
         spent: dict[Path, list[list[float]]] = {path: [] for path in folders}

@@ -13,9 +13,9 @@ from benchmarks.fleet.site import host
 _PAST = {
     "node:gpu_efficiency_gpus": (60, '{{node="{0}"}}'),
     "node:gpu_efficiency_cost_unheld:per_hour": (60, '{{node="{0}",currency="GPU-hours"}}'),
-    "job:gpu_efficiency_gau:ratio_mean1h": (240, '{{job_id="past-{0}"}}'),
-    "job:gpu_efficiency_ectr:ratio_mean1h": (240, '{{job_id="past-{0}"}}'),
-    "job:gpu_efficiency_emfu:ratio_mean1h": (240, '{{job_id="past-{0}"}}'),
+    "job:gpu_efficiency_gau:ratio_mean1h": (1200, '{{job_id="past-{0}"}}'),
+    "job:gpu_efficiency_ectr:ratio_mean1h": (1200, '{{job_id="past-{0}"}}'),
+    "job:gpu_efficiency_emfu:ratio_mean1h": (1200, '{{job_id="past-{0}"}}'),
 }
 """What a range of a day is read of: seconds between samples, and the labels, two jobs a node."""
 _JOBS_A_NODE = 2

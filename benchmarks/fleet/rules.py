@@ -98,10 +98,10 @@ RULES = Group(
         "one core) is held against processor time: of the same server with its rules and then without them, so that "
         "scraping, and what else the machine does, is not in it. Times of groups and rules are what the server tells, "
         "wall time. Why it is linear: every rule over the daemons' series is one pass over them, a join finds its one "
-        "partner by hash, and the series of a node do not depend on how many nodes there are. Stragglers, in life "
-        "every ten minutes, and medians, every twenty, are evaluated every four here, so that the run sees them. Texts of the alerts that fire are "
-        "in the figure: until commit 063e611 the simulated clocks ran an hour ahead, and the texts of 1,250 alerts on "
-        "clocks were in it too."
+        "partner by hash, and the series of a node do not depend on how many nodes there are. What is evaluated every "
+        "ten or twenty minutes (stragglers, how jobs are spread, medians) is so every four here, so that the run sees "
+        "it. Texts of the alerts that fire are in the figure: until commit 063e611 the simulated clocks ran an hour "
+        "ahead, and the texts of 1,250 alerts on clocks were in it too."
     ),
     measures=("alerts", "exporter/core", "exporter/cluster", "exporter/simulate"),
     run=measured,

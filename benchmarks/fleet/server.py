@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import yaml
 from msgspec import Struct
 
 from benchmarks.fleet.site import host
@@ -124,13 +125,24 @@ def check(server: Server, targets: int) -> None:
 
 @contextmanager
 def prometheus(
-    folder: Path, fleet: int, size: Size, remember: Callable[[Path, int], None] | None = None
+    folder: Path,
+    fleet: int,
+    size: Size,
+    remember: Callable[[Path, int], None] | None = None,
+    *,
+    others: Sequence[Path] = (),
 ) -> Iterator[Server]:
-    """Start one on the fleet at a port, after `remember` has written its past; RuntimeError where it cannot be."""
+    """Start one on the fleet at a port, after `remember` has written its past; RuntimeError where it cannot be.
+
+    It records what our rules do, and what only those of `others` do, folders of rule files.
+    """
     if shutil.which("prometheus") is None or shutil.which("promtool") is None:
         raise RuntimeError("prometheus or promtool is not installed: on Debian, apt-get install prometheus")
     port, config = free_port(), folder / "prometheus.json"
     files = rule_files(folder, own_intervals=size.own_intervals) if size.rules else []
+    if others:
+        (folder / "others.json").write_text(json.dumps({"groups": [{"name": "others", "rules": only_in(others)}]}))
+        files.append(f"{folder / 'others.json'}")
     config.write_text(json.dumps(_config(fleet, size) | {"rule_files": files}))
     if remember is not None:
         remember(folder, size.nodes)
@@ -178,10 +190,23 @@ def _config(fleet: int, size: Size) -> dict[str, Any]:
 
 
 def rule_files(folder: Path, *, own_intervals: bool) -> list[str]:
-    """The rules as they are, but none is evaluated so seldom that this run would not see it: stragglers, medians."""
+    """The rules as they are, but that none is evaluated so seldom that this run would not see it."""
     seldom, often = (r"interval: [12]0m", "interval: 4m") if own_intervals else (r"(?m)^ *interval: .*\n", "")
     files = sorted((ROOT / "alerts").glob("*.yaml"))
     for file in files:
         text = file.read_text(encoding="utf-8")
         (folder / file.name).write_text(re.sub(seldom, often, text), encoding="utf-8")
     return [f"{folder / file.name}" for file in files]
+
+
+def only_in(others: Sequence[Path]) -> list[dict[str, str]]:
+    """Give the recording rules of folders that ours do not have, one of a name, in their order."""
+    ours = {rule["record"] for rule in _records(ROOT / "alerts")}
+    found = {rule["record"]: rule for other in reversed(others) for rule in _records(other)}
+    return [rule for name, rule in found.items() if name not in ours]
+
+
+def _records(folder: Path) -> Iterator[dict[str, str]]:
+    for path in sorted(folder.glob("*.yaml")):
+        for group in yaml.safe_load(path.read_text(encoding="utf-8"))["groups"]:
+            yield from (rule for rule in group["rules"] if "record" in rule)

@@ -15,6 +15,7 @@ from benchmarks.fleet.past import past_of
 from benchmarks.fleet.questions import QUESTIONS, Answer, cells
 from benchmarks.fleet.rows import Cost, rows, shares, sizes, table, tightest
 from benchmarks.fleet.rules import QUICK, measured
+from benchmarks.fleet.server import ROOT, only_in
 from benchmarks.fleet.site import SCENARIOS, Site, cluster, named, role
 from tests.e2e.running import Page
 
@@ -73,7 +74,7 @@ def test_the_past_is_a_day_of_each_series() -> None:
     text = "".join(past_of(2, 86_400 * 10))
     assert text.endswith("# EOF\n")
     assert text.count('node:gpu_efficiency_gpus{node="gpu-node-00001"} ') == 1440
-    assert text.count('job:gpu_efficiency_gau:ratio_mean1h{job_id="past-3"} ') == 360
+    assert text.count('job:gpu_efficiency_gau:ratio_mean1h{job_id="past-3"} ') == 72
 
 
 def group(name: str, every: float, *times: float) -> Mapping[str, Any]:
@@ -180,6 +181,14 @@ def test_a_group_costs_what_an_evaluation_of_it_does_over_its_own_interval(tmp_p
 
 
 @pytest.mark.benchmark
+def test_what_only_another_pack_records_is_recorded_too(tmp_path: Path) -> None:
+    known = {"record": "cluster:gpu_efficiency_owned:gpus", "expr": "1"}
+    (tmp_path / "a.yaml").write_text(
+        yaml.safe_dump({"groups": [{"name": "a", "rules": [known, {"record": "other", "expr": "2"}]}]})
+    )
+    assert only_in([tmp_path, ROOT / "alerts"]) == [{"record": "other", "expr": "2"}]
+
+
 def test_packs_are_compared_over_one_head(capsys: pytest.CaptureFixture[str]) -> None:
     assert packs.main(["alerts", "--nodes", "12", "--rounds", "2"]) == 0
     first, *groups = capsys.readouterr().out.splitlines()

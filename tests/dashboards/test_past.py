@@ -188,7 +188,7 @@ def test_all_rules_are_found_with_their_intervals() -> None:
     )
     by_name = {rule.name: rule.interval for rule in found}
     assert by_name["cluster:gpu_efficiency_gau:median_7d"] == 1200
-    assert by_name["job:gpu_efficiency_gpus"] == 60
+    assert by_name["job:gpu_efficiency_gpus"] == 120
 
 
 def test_a_duration() -> None:
