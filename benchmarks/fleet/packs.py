@@ -2,10 +2,10 @@
 
 `python -m benchmarks.fleet.packs alerts OTHER...`: folders of rule files, such as those of an earlier commit.
 Prometheus scrapes the simulated fleet and evaluates our rules until all windows are full, and what only other packs
-record, so that their rules find what they read; then scrapes and rules end,
-and every expression of every pack is asked as of that moment. The processor time of a group, over its interval, is its
-share of a core, with the garbage that it leaves; storing the results is not in it. It is far steadier than the figure
-of `benchmarks/run.py rules`, which is a difference of two noisy ones.
+record, so that their rules find what they read; then scrapes and rules end, and every expression of every pack is asked
+as of that moment. The processor time of a group, over its interval, is its share of a core, with the garbage that it
+leaves; storing the results is not in it. It is far steadier than the figure of `benchmarks/run.py rules`, which is a
+difference of two noisy ones.
 
 Owns the order of the measurement. Needs Debian's package prometheus.
 """
