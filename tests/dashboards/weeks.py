@@ -143,14 +143,11 @@ def _owners(at: float) -> Iterator[Sample]:
     """Of teams and accounts."""
     for payer in PAYERS:
         found = spent(payer, at)
-        layers, gpus = _layers(found), sum(found.values())
         yield from _bill(payer, found)
         for kind, name in (("team", payer.team), ("account", payer.account)):
             if name:
-                yield from _owner(kind, {kind: name}, layers)
-                costs = {"paid": gpus, "lost": gpus - layers["useful"], "idle": found.get("idle_allocation", 0.0)}
-                for what, part in costs.items():
-                    yield f"{kind}:gpu_efficiency_cost_{what}:per_hour", {kind: name, "currency": "USD"}, part * PRICE
+                for layer, gpus in _layers(found).items():
+                    yield _OWNER.format(kind), {kind: name, "layer": layer}, gpus
 
 
 def _bill(payer: Payer, found: Spent) -> Iterator[Sample]:
@@ -170,13 +167,6 @@ def _bill(payer: Payer, found: Spent) -> Iterator[Sample]:
         about = whose | {"leak": leak, "layer": _LAYER[leak]}
         yield "owner_leak:gpu_efficiency_seconds:rate5m", about, part
         yield "owner_leak:gpu_efficiency_cost:per_hour", about | usd, part * PRICE
-
-
-def _owner(kind: str, whose: dict[str, str], layers: Spent) -> Iterator[Sample]:
-    for layer, gpus in layers.items():
-        yield _OWNER.format(kind), whose | {"layer": layer}, gpus
-    for name, value in _ratios(layers).items():
-        yield f"{kind}:gpu_efficiency_{name}:ratio_rate5m", whose, value
 
 
 def _layers(found: Spent) -> dict[str, float]:
