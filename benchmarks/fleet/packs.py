@@ -2,10 +2,10 @@
 
 `python -m benchmarks.fleet.packs alerts OTHER...`: folders of rule files, such as those of an earlier commit.
 Prometheus scrapes the simulated fleet and evaluates our rules until all windows are full, and what only other packs
-record, so that their rules find what they read; then scrapes and rules end, and every expression of every pack is asked
-as of that moment. The processor time of a group, over its interval, is its share of a core, with the garbage that it
-leaves; storing the results is not in it. It is far steadier than the figure of `benchmarks/run.py rules`, which is a
-difference of two noisy ones.
+record, so that their rules find what they read; then scrapes and rules end, and the expressions of each pack are asked
+as of that moment, each group as often as in twenty minutes of life. The processor time of that is the pack's share of a
+core, with the garbage it leaves; storing the results is not in it. A collection of garbage falls on the group that
+happens to run: so often, a pack's sum has them all, and a group's own figure is steady only over many rounds.
 
 Owns the order of the measurement. Needs Debian's package prometheus.
 """
@@ -30,6 +30,8 @@ from tests.e2e.pace import milliseconds
 
 _FULL_SECONDS = 180
 """Time beyond the longest window, in which rules of rules are evaluated."""
+ROUND_SECONDS = 1200
+"""In which each of our groups is evaluated a whole number of times."""
 _QUICK_NODES = 50
 """Fleets below this are for trying it out: they are not waited for until all windows are full."""
 
@@ -51,9 +53,14 @@ def groups(folder: Path, *, default: str = "1m") -> Iterator[Rules]:
             yield Rules(group["name"], milliseconds(group.get("interval", default)) / 1000, exprs)
 
 
-def share(rules: Rules, spent: float) -> float:
-    """Return the percent of a core that a group takes, of which one evaluation took `spent` seconds."""
-    return 100 * spent / rules.interval
+def turns(pack: Sequence[Rules]) -> list[int]:
+    """Give which groups are evaluated in a round, one after the other, as their intervals have it."""
+    due = [(turn * rules.interval, number) for number, rules in enumerate(pack) for turn in range(_times(rules))]
+    return [number for _, number in sorted(due)]
+
+
+def _times(rules: Rules) -> int:
+    return round(ROUND_SECONDS / rules.interval)
 
 
 def _still(server: Server, size: Size) -> float:
@@ -82,14 +89,17 @@ def compare(folders: Sequence[Path], size: Size, rounds: int) -> Iterator[str]:
         server = stack.enter_context(prometheus(folder, fleet.port, size, remember, others=folders))
         at = _still(server, size)
         packs = {path: list(groups(path)) for path in folders}
-        spent: dict[Path, list[list[float]]] = {path: [] for path in folders}
+        shares: dict[Path, list[list[float]]] = {path: [] for path in folders}
         for _ in range(rounds):
             for path, pack in packs.items():
-                spent[path].append([share(rules, _spent(server, rules, at)) for rules in pack])
+                row = [0.0] * len(pack)
+                for number in turns(pack):
+                    row[number] += 100 * _spent(server, pack[number], at) / ROUND_SECONDS
+                shares[path].append(row)
     for path, pack in packs.items():
-        totals = [sum(row) for row in spent[path]]
+        totals = [sum(row) for row in shares[path]]
         yield f"{path}: {sum(totals) / rounds:.1f} % of a core ({', '.join(f'{total:.1f}' for total in totals)})"
-        means = [sum(column) / rounds for column in zip(*spent[path], strict=True)]
+        means = [sum(column) / rounds for column in zip(*shares[path], strict=True)]
         for mean, rules in sorted(zip(means, pack, strict=True), key=lambda row: -row[0]):
             yield f"  {mean:5.2f} %  {rules.name}, every {rules.interval:.0f} s"
 
@@ -99,7 +109,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("packs", nargs="+", type=Path, metavar="FOLDER", help="folder of rule files")
     parser.add_argument("--nodes", type=int, default=1250, help="simulated nodes of eight GPUs; 1250")
-    parser.add_argument("--rounds", type=int, default=6, help="evaluations of each expression; 6")
+    parser.add_argument("--rounds", type=int, default=3, help="twenty minutes each; 3")
     options = parser.parse_args(arguments)
     size = Size(nodes=options.nodes, every=120, own_intervals=False)
     if options.nodes < _QUICK_NODES:

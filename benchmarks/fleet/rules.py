@@ -114,7 +114,7 @@ RULES = Group(
             "An evaluation costs what its selectors open: some 4 to 7 microseconds a series in Prometheus 2.42, "
             "whatever is done with it then. Most are opened every four minutes by the rates of jobs by leak and by the "
             "fleet's chain, and every ten by those of single GPUs that stragglers need; the group of deadlocks, every "
-            "30 seconds, reads what few jobs have. Next: fewer leaks a job, for nine in ten of their series stand still."
+            "30 seconds, reads what few jobs have. Next: fewer series a job, for nine leaks in ten stand still."
         ),
         "- extrapolated to 100,000 GPUs": (
             "As the row above. One server is not the plan for 100,000 GPUs: docs/prometheus.md divides them into ten."
