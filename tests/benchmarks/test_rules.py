@@ -15,8 +15,9 @@ from benchmarks.fleet.past import past_of
 from benchmarks.fleet.questions import QUESTIONS, Answer, cells
 from benchmarks.fleet.rows import Cost, rows, shares, sizes, table, tightest
 from benchmarks.fleet.rules import QUICK, measured
-from benchmarks.fleet.server import ROOT, only_in
+from benchmarks.fleet.server import only_in
 from benchmarks.fleet.site import SCENARIOS, Site, cluster, named, role
+from benchmarks.machine import ROOT
 from tests.e2e.running import Page
 
 PAGE = b"""gpu_efficiency_state{uuid="GPU-1",gpu="0",state="active",reason=""} 1
