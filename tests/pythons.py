@@ -3,12 +3,14 @@
     .venv/bin/python -m tests.pythons NAME ... -- ARGUMENT_OF_PYTEST ...
 
 A name is a version such as 3.12, whose interpreter is on the PATH or among pyenv's, or `debian13`: Debian 13's own
-Python 3.13 with Debian 13's libraries, in a tree below `.cache` (as root, by mmdebstrap). Each has an environment of
-its own, with the packages of requirements.lock: wheels only, hashes checked.
+Python 3.13 with Debian 13's libraries, in a tree below `.cache` (as root, by mmdebstrap). `debian13-arm64` is the same
+for arm64; on another processor an emulator runs it, some ten times slower, without what tests/emulated.txt names. Each
+has an environment of its own, with the packages of requirements.lock: wheels only, hashes checked.
 """
 
 import hashlib
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -25,6 +27,10 @@ from tests.slurm.inside import Inside
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / ".cache/pythons"
 DEBIAN = "debian13"
+_MACHINES = {"arm64": "aarch64"}
+"""uname(2)'s and the wheels' name of each architecture of Debian that a tree can have."""
+_BINFMT = Path("/proc/sys/fs/binfmt_misc")
+_EMULATED = ROOT / "tests/emulated.txt"
 _DEBIAN_VERSION = "3.13"
 _DEBIAN_PACKAGES = (
     "python3-venv,gcc,git,groff,iproute2,libc6-dev,man-db,openssl,procps,prometheus,prometheus-alertmanager,shellcheck,"
@@ -43,11 +49,12 @@ class UnavailableError(Exception):
 
 
 class Python(NamedTuple):
-    """An interpreter, the words before its command line, and its version (major and minor)."""
+    """An interpreter, its version (major and minor), the words before its command line, and its kind of processor."""
 
     path: str
     version: str
     enter: Sequence[str] = ()
+    machine: str = platform.machine()
 
     def run(self, *words: str) -> int:
         """Run it in the checkout, output as it comes; return the exit status."""
@@ -84,24 +91,41 @@ def _answer(file: Path) -> str:
 @contextmanager
 def opened(name: str) -> Iterator[Python]:
     """The Python of that name, while it is used. Raises UnavailableError."""
-    if name != DEBIAN:
+    debian, _, architecture = name.partition("-")
+    if debian != DEBIAN:
         yield Python(interpreter(name, path=os.environ["PATH"], pyenv=_PYENV), name)
         return
     shared = [folder for folder in (ROOT, ROOT.parent / "shared") if folder.is_dir()]
-    with Inside(_tree(), shared=shared) as inside:
-        yield Python("/usr/bin/python3", _DEBIAN_VERSION, inside.words("env", f"--chdir={ROOT}"))
+    machine = _MACHINES.get(architecture, "") if architecture else platform.machine()
+    if not runs(machine, registered=_BINFMT):
+        raise UnavailableError(
+            f"nothing here runs programs of {architecture} in a chroot: "
+            "apt-get install arch-test binfmt-support qemu-user-static"
+        )
+    with Inside(_tree(name, architecture), shared=shared) as inside:
+        yield Python("/usr/bin/python3", _DEBIAN_VERSION, inside.words("env", f"--chdir={ROOT}"), machine)
 
 
-def _tree() -> Path:
-    """Return the tree of Debian 13, built unless there is one with the same packages. Raises UnavailableError."""
-    folder = FOLDER / f"{DEBIAN}-{hashlib.sha256(_DEBIAN_PACKAGES.encode()).hexdigest()[:16]}"
+def runs(machine: str, *, registered: Path) -> bool:
+    """Tell whether programs of that processor run here, in any root: by flag F the kernel has opened their emulator."""
+    if machine == platform.machine():
+        return True
+    entry = registered / f"qemu-{machine}"
+    lines = entry.read_text(encoding="utf-8").splitlines() if entry.is_file() else []
+    return "enabled" in lines and any(line.startswith("flags:") and "F" in line for line in lines)
+
+
+def _tree(name: str, architecture: str) -> Path:
+    """Return the tree of that name, built unless there is one with the same packages. Raises UnavailableError."""
+    digest = hashlib.sha256(_DEBIAN_PACKAGES.encode()).hexdigest()[:16]
+    folder = FOLDER / f"{name}-{digest}"
     if os.geteuid():
         raise UnavailableError("only root can build and mount a tree of Debian 13")
     if not (folder / ".built").is_file():
-        for old in FOLDER.glob(f"{DEBIAN}-*"):
+        for old in FOLDER.glob(f"{name}-{'[0-9a-f]' * len(digest)}"):
             shutil.rmtree(old)
         try:
-            build(folder, packages=_DEBIAN_PACKAGES)
+            build(folder, packages=_DEBIAN_PACKAGES, architecture=architecture)
         except (ChrootError, OSError, subprocess.TimeoutExpired) as err:
             raise UnavailableError(f"{err}") from err
     return folder
@@ -117,22 +141,30 @@ def equipped(name: str, python: Python) -> Python:
     shutil.rmtree(folder, ignore_errors=True)
     python.must("-m", "venv", f"{folder}")
     install = (*_PIP, "--isolated", "install", "--no-index")
-    inner.must(*install, f"--find-links={_wheels(python.version)}", "--require-hashes", "-r", f"{_LOCK}")
+    inner.must(*install, f"--find-links={_wheels(python)}", "--require-hashes", "-r", f"{_LOCK}")
     inner.must(*install, "--no-deps", "--no-build-isolation", "--editable", ".")
     (folder / "dcgm-bindings").symlink_to(ROOT / ".venv/dcgm-bindings")  # where tests/dcgm_stub/bindings.py looks
     stamp.write_text(now)
     return inner
 
 
-def _wheels(version: str) -> Path:
-    """Download the lock's wheels for that version, for a tree has no network of its own. Raises UnavailableError."""
-    folder = FOLDER / f"wheels-{version}"
-    ours = Python(sys.executable, version)
+def _wheels(python: Python) -> Path:
+    """Download the lock's wheels for that Python, for a tree has no network of its own. Raises UnavailableError."""
+    folder = FOLDER / f"wheels-{python.version}-{python.machine}"
+    ours = Python(sys.executable, python.version)
     ours.must(
-        *_PIP, "download", "--only-binary=:all:", f"--python-version={version}", "--require-hashes",
-        f"--dest={folder}", "-r", f"{_LOCK}",
+        *_PIP, "download", "--only-binary=:all:", f"--python-version={python.version}",
+        *(f"--platform={tag}_{python.machine}" for tag in ("manylinux_2_28", "manylinux_2_17", "manylinux2014")),
+        "--require-hashes", f"--dest={folder}", "-r", f"{_LOCK}",
     )  # fmt: skip
     return folder
+
+
+def left_out(python: Python) -> list[str]:
+    """Return pytest's arguments that leave out what cannot run on that processor here."""
+    emulated = python.machine != platform.machine()
+    tests = check_skips.allowed(_EMULATED.read_text(encoding="utf-8")) if emulated else ()
+    return [f"--deselect={test}" for test in tests]
 
 
 def outcome(name: str, words: Sequence[str]) -> str:
@@ -142,7 +174,8 @@ def outcome(name: str, words: Sequence[str]) -> str:
         with opened(name) as python:
             inner = equipped(name, python)
             inner.must("-VV")
-            status = inner.run("-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", *words)
+            report_to = ("-p", "no:cacheprovider", f"--junitxml={report}")
+            status = inner.run("-m", "pytest", "-q", *report_to, *words, *left_out(python))
     except UnavailableError as err:
         return f"not run: {err}"
     if status:

@@ -4,7 +4,6 @@ Its steps are run there; what a builder would refuse, or an operator would be su
 """
 
 import json
-import platform
 import re
 import subprocess
 import sys
@@ -25,8 +24,6 @@ TEXT = (ROOT / "Dockerfile").read_text()
 
 
 def test_hadolint_finds_nothing() -> None:
-    """Its wheel is for x86_64 alone (pyproject.toml); a machine that has none is no reason to pass."""
-    assert platform.machine() == "x86_64", "run it elsewhere by hand: hadolint Dockerfile"
     done = subprocess.run(
         [Path(sys.executable).with_name("hadolint"), "--failure-threshold", "style", "-"],
         input=TEXT, capture_output=True, text=True, timeout=60, check=False,

@@ -15,7 +15,8 @@ _DEBIAN_13 = "trixie"
 RELEASES = {"24.11": _DEBIAN_13, "26.05": "unstable"}
 """The release of Debian that has this version of Slurm. The machine's own is 22.05, of Debian 12."""
 _PACKAGES = "slurmctld,slurmd,slurm-client,munge,slurm-wlm-basic-plugins,slurmdbd,mariadb-server-core"
-_SECONDS = 600.0
+_SECONDS = 3600.0
+"""Half a minute is usual; an emulated processor takes twenty times as long."""
 
 
 class ChrootError(Exception):
@@ -38,8 +39,12 @@ def missing(version: str) -> str:
     return f"needs Slurm {version}: `make slurm-trees` has not made it, for Debian's packages could not be had"
 
 
-def build(folder: Path, *, release: str = _DEBIAN_13, packages: str = _PACKAGES, version: str = "") -> None:
+def build(
+    folder: Path, *, release: str = _DEBIAN_13, packages: str = _PACKAGES, architecture: str = "", version: str = ""
+) -> None:
     """Build it with these packages, completely or not at all; `version` is the Slurm it must have. Raises ChrootError.
+
+    `architecture`: Debian's name, if it is not the machine's own; an emulator must be registered for it.
 
     apt's own settings hold here too: Debian unstable's lists expire after a week, and a mirror may be older.
     """
@@ -51,6 +56,7 @@ def build(folder: Path, *, release: str = _DEBIAN_13, packages: str = _PACKAGES,
             shutil.rmtree(old)
     folder.parent.mkdir(parents=True, exist_ok=True)
     words = ["mmdebstrap", "--quiet", "--variant=minbase", f"--include={packages}", f"--aptopt={_expiry()}"]
+    words += [f"--architectures={architecture}"] if architecture else []
     done = subprocess.run(
         [*words, release, f"{draft}", mirror()], stderr=subprocess.PIPE, text=True, timeout=_SECONDS, check=False
     )
