@@ -140,7 +140,7 @@ def equipped(name: str, python: Python) -> Python:
         return inner
     shutil.rmtree(folder, ignore_errors=True)
     python.must("-m", "venv", f"{folder}")
-    install = (*_PIP, "--isolated", "install", "--no-index")
+    install = (*_PIP, "--isolated", "install", "--no-compile", "--no-index")
     inner.must(*install, f"--find-links={_wheels(python)}", "--require-hashes", "-r", f"{_LOCK}")
     inner.must(*install, "--no-deps", "--no-build-isolation", "--editable", ".")
     (folder / "dcgm-bindings").symlink_to(ROOT / ".venv/dcgm-bindings")  # where tests/dcgm_stub/bindings.py looks
