@@ -2,7 +2,7 @@
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help dist deb version workflows release run check lint quick test-pythons test-kubernetes core others test installed slurm-trees image-parts wheels checks collected rules prometheus-3 thanos skips packages mutants bench accuracy docs site \
+.PHONY: help dist deb version workflows release run check lint quick test-pythons test-kubernetes core others test installed slurm-trees image-parts wheels checks collected rules prometheus-3 thanos mimir skips packages mutants bench accuracy docs site \
   dashboards pictures goldens proto lock clean
 
 # Tests start hundreds of interpreters: without bytecode each of them would compile the exporter anew.
@@ -121,6 +121,9 @@ prometheus-3: .venv/.installed ## our rules, boards, scrapes and pushes in Prome
 
 thanos: .venv/.installed ## our rules' expressions in Thanos over two replicas: a minute, after a build of twenty
 	$(BIN)/python -m tests.thanos
+
+mimir: .venv/.installed ## our rules' expressions in Mimir, its ruler, and pairs of agents: minutes, after a build of thirty
+	$(BIN)/python -m tests.mimir
 
 skips: .venv/.installed
 	$(BIN)/python tests/check_skips.py tests/allowed_skips.txt $(RESULTS)/*.xml

@@ -19,14 +19,28 @@ def request(series: Iterable[tuple[Labels, Points]]) -> bytes:
     return _snappy(b"".join(_field(1, _encoded(labels, points)) for labels, points in series))
 
 
+def labelled(content: bytes, labels: Labels) -> bytes:
+    """The same request by a sender that adds these labels to each series."""
+    size, _ = _number(content, 0)
+    parts, at, more = [], len(content) - size, _pairs(labels)
+    while at < len(content):
+        length, at = _number(content, at + 1)
+        parts.append(_field(1, more + content[at : at + length]))
+        at += length
+    return _snappy(b"".join(parts))
+
+
 def _encoded(labels: Labels, points: Points) -> bytes:
     """A time series of the remote-write protocol."""
-    pairs = b"".join(
-        _field(1, _field(1, name.encode()) + _field(2, value.encode())) for name, value in sorted(labels) if value
-    )
     pack = struct.Struct("<d").pack
-    return pairs + b"".join(
+    return _pairs(labels) + b"".join(
         b"\x12\x10\x09" + (_STALE if value is None else pack(value)) + _moment(at) for at, value in points
+    )
+
+
+def _pairs(labels: Labels) -> bytes:
+    return b"".join(
+        _field(1, _field(1, name.encode()) + _field(2, value.encode())) for name, value in sorted(labels) if value
     )
 
 
@@ -47,6 +61,15 @@ def _varint(number: int) -> bytes:
         number >>= 7
     parts.append(number)
     return bytes(parts)
+
+
+def _number(content: bytes, at: int) -> tuple[int, int]:
+    """The varint there, and where it ends."""
+    number = shift = 0
+    while content[at] > 0x7F:
+        number |= (content[at] & 0x7F) << shift
+        at, shift = at + 1, shift + 7
+    return number | content[at] << shift, at + 1
 
 
 def _snappy(content: bytes) -> bytes:

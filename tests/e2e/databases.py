@@ -1,6 +1,6 @@
 """Servers of Debian's packages that keep series, Prometheus and VictoriaMetrics, on loopback, while a block lasts.
 
-Owns their processes, and asks them.
+Owns their processes, asks them, and compares what two of them answer.
 """
 
 from collections.abc import Iterator, Mapping
@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 import yaml
 
+from tests.dashboards.past import rules
 from tests.e2e.running import environment, running
 from tests.ports import free_port
 from tests.waiting import wait_for
@@ -69,3 +71,16 @@ def asked(client: httpx.Client, query: str, **more: str) -> dict[frozenset[tuple
 def one(client: httpx.Client, query: str, **more: str) -> float | None:
     """Return the value of the first series; None if there is none."""
     return next(iter(asked(client, query, **more).values()), None)
+
+
+def agree(here: httpx.Client, there: httpx.Client, at: float) -> int:
+    """Ask two servers every expression of our rules; return how many have an answer.
+
+    Raises AssertionError at the first that they answer otherwise.
+    """
+    said = 0
+    for rule in rules():
+        expected, found = (asked(client, rule.expr, time=f"{at}") for client in (here, there))
+        assert found == pytest.approx(expected, rel=1e-6, nan_ok=True), f"not {rule.expr} of {there.base_url}"
+        said += bool(expected)
+    return said

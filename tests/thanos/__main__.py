@@ -15,11 +15,10 @@ from functools import partial
 from pathlib import Path
 
 import httpx
-import pytest
 
 from tests import go_module
 from tests.dashboards.past import rules
-from tests.e2e.databases import asked, one, ready, started
+from tests.e2e.databases import agree, one, ready, started
 from tests.e2e.running import environment, running
 from tests.e2e.test_prometheus_scale import END, NODES, nine_nodes
 from tests.ports import free_port
@@ -66,16 +65,6 @@ def replica(folder: Path, number: int, written: Sequence[bytes]) -> Iterator[str
             yield grpc
 
 
-def compare(here: httpx.Client, there: httpx.Client) -> int:
-    """Return the number of expressions that have an answer. Raises AssertionError if one differs."""
-    said = 0
-    for rule in rules():
-        expected, found = (asked(client, rule.expr, time=f"{_AT}") for client in (here, there))
-        assert found == pytest.approx(expected, rel=1e-6, nan_ok=True), f"Thanos answers {rule.expr} otherwise"
-        said += bool(expected)
-    return said
-
-
 def main() -> int:
     """Return 0 if Thanos answers as Prometheus does."""
     go_module.build(HERE, "github.com/thanos-io/thanos/cmd/thanos", PROGRAM, *_FLAGS)
@@ -91,7 +80,7 @@ def main() -> int:
         there = stack.enter_context(httpx.Client(base_url=f"http://{http}", trust_env=False, timeout=120))
         nodes = partial(one, there, "count(node:gpu_efficiency_info)", time=f"{_AT}")
         wait_for(lambda: nodes() == len(NODES), "both replicas are queried")
-        said = compare(stored.client, there)
+        said = agree(stored.client, there, _AT)
     sys.stdout.write(f"Thanos {found[1]}: {len(rules())} expressions as in Prometheus, {said} of them with data\n")
     return 0
 
