@@ -122,7 +122,7 @@ prometheus-3: .venv/.installed ## our rules, boards, scrapes and pushes in Prome
 thanos: .venv/.installed ## our rules' expressions in Thanos over two replicas: a minute, after a build of twenty
 	$(BIN)/python -m tests.thanos
 
-mimir: .venv/.installed ## our rules' expressions in Mimir, its ruler, and pairs of agents: minutes, after a build of thirty
+mimir: .venv/.installed ## our rules in Mimir, which two agents write to: two minutes, after a build of half an hour
 	$(BIN)/python -m tests.mimir
 
 skips: .venv/.installed
