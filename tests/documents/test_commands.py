@@ -51,6 +51,7 @@ PLATFORMS: Mapping[str, frozenset[str]] = {
     }),
     "a Slurm cluster": frozenset({"sacct", "scontrol", "sdiag", "sinfo", "squeue"}),
     "an NVIDIA GPU": frozenset({"dcgmi", "nvidia-smi", "py-spy", "torchrun"}),
+    "a server of Mimir": frozenset({"mimirtool"}),
     "another host": frozenset({"ansible-playbook", "ssh"}),
 }  # fmt: skip
 """Programs that need more than a machine for tests, by what they need."""
