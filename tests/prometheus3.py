@@ -2,8 +2,9 @@
 
 Debian unstable's Prometheus is put into a tree below `.cache` (as root, by mmdebstrap), once. Its promtool checks all
 rules; its server loads them and scrapes the simulated node of `gpu-efficiency demo` with each negotiation of formats
-that its configuration allows, and must have every series of the page and no failed rule. Over the simulated world of
-the tests every panel of every board must have data, as in Prometheus 2.
+that its configuration allows, and must have every series of the page and no failed rule. Then it takes the place of
+Prometheus 2 in tests: every panel of every board has data of the simulated world, the examples of configuration are
+valid, a scrape shows its certificate, an agent writes into a store that evaluates the rules.
 
 The tests of the rules, and of the numbers on boards, are not run: their values are those of closed ranges, of
 Prometheus 2. From 3.0 on a range leaves out its first instant, so that values at whole minutes differ by one sample.
@@ -102,15 +103,20 @@ def scrape(served: Daemon) -> None:
             sys.stdout.write(f"{name}: {stored:.0f} series, {len(rules)} rules\n")
 
 
-_PANELS = ("tests/dashboards/test_panels.py", "-k", "not test_a_panel_says_what_the_ledger_says")
+_TESTS = (
+    "tests/dashboards/test_panels.py", "tests/test_prometheus_examples.py",
+    "tests/e2e/test_web.py::test_only_with_a_certificate_and_prometheus_has_one",
+    "tests/e2e/test_prometheus_scale.py::test_an_agent_writes_a_node_s_useful_share_into_a_store_with_the_rules",
+    "-k", "not test_a_panel_says_what_the_ledger_says",
+)  # fmt: skip
 
 
-def open_boards() -> None:
-    """Ask it what every panel asks, by the tests of boards. Raises CalledProcessError."""
+def run_tests() -> None:
+    """Run tests with it as the `prometheus` that they start. Raises CalledProcessError."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "prometheus").symlink_to(TREE / "usr/bin/prometheus")
         env = environment(PATH=f"{folder}:{os.environ['PATH']}")
-        subprocess.run([sys.executable, "-m", "pytest", "-q", "-n", "0", *_PANELS], cwd=ROOT, env=env, check=True)
+        subprocess.run([sys.executable, "-m", "pytest", "-q", "-n", "0", *_TESTS], cwd=ROOT, env=env, check=True)
 
 
 _MOVING = 5
@@ -134,7 +140,7 @@ def main() -> int:
     check_rules()
     with tempfile.TemporaryDirectory() as folder, daemon(Path(folder), "demo") as served:
         scrape(served)
-    open_boards()
+    run_tests()
     return 0
 
 

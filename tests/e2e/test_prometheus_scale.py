@@ -6,6 +6,7 @@ VictoriaMetrics, where it is installed, is asked what Prometheus is asked.
 
 import re
 import shutil
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from math import ceil
@@ -76,6 +77,12 @@ def quick_agent(folder: Path, served: Daemon, url: str) -> dict[str, Any]:
     return agent
 
 
+def agent_mode() -> str:
+    """The flag of the Prometheus on the PATH: version 3 has one of its own."""
+    said = subprocess.run(["prometheus", "--version"], capture_output=True, text=True, check=True)
+    return "--enable-feature=agent" if "version 2." in said.stdout + said.stderr else "--agent"
+
+
 def test_an_agent_writes_a_node_s_useful_share_into_a_store_with_the_rules(demo: Daemon, tmp_path: Path) -> None:
     """The two examples with other addresses and a faster pace; nothing else of them is changed."""
     central = yaml.safe_load((EXAMPLES / "central.yaml").read_text())
@@ -85,7 +92,7 @@ def test_an_agent_writes_a_node_s_useful_share_into_a_store_with_the_rules(demo:
     with started(tmp_path / "store", central, *words) as store:
         agent = quick_agent(tmp_path, demo, f"{store.base_url}/api/v1/write")
         folder = f"--storage.agent.path={tmp_path / 'wal'}"
-        with started(tmp_path / "agent", agent, "--enable-feature=agent", folder):
+        with started(tmp_path / "agent", agent, agent_mode(), folder):
             query = 'cluster:gpu_efficiency_product:ratio_rate5m{cluster="alps"}'
             share = wait_for(lambda: one(store, query), "the useful share of the cluster is recorded in the store")
             page = demo.page()
