@@ -51,7 +51,7 @@ static void default_instances(struct gpu *g, int gpu) {
         struct instance *in = &g->instance[gi];
         in->before = in->profile, in->profile = NULL, in->mem_used = 1ULL << 30, in->processes = 1, in->cis = 1;
         memcpy(in->rate, LOAD, sizeof in->rate);
-        in->process[0] = (struct process){.pid = (unsigned)(5000 + 100 * gpu + gi), .bytes = 1ULL << 30};
+        in->process[0] = (struct process){.pid = NO_PID + 1000 + (unsigned)(100 * gpu + gi), .bytes = 1ULL << 30};
     }
     g->places = 0, g->mig = false;
 }
@@ -70,7 +70,7 @@ void world_reset(struct world *w) {
         g->mem_total = 85520809984ULL, g->mem_reserved = 500000000ULL, g->mem_used = 40000000000ULL;
         g->reasons = 0, g->gpm = g->events = true, g->lost = g->vgpu = false;
         g->was = g->generation, g->generation = 0, g->xids = 0;
-        g->process[0] = (struct process){.pid = (unsigned)(4000 + i), .bytes = 39000000000ULL};
+        g->process[0] = (struct process){.pid = NO_PID + (unsigned)i, .bytes = 39000000000ULL};
         g->processes = 1, g->uses = 0, g->stamped = false;
         memset(g->metric_code, 0, sizeof g->metric_code);
         memset(g->metric_nan, 0, sizeof g->metric_nan);

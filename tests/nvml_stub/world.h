@@ -70,6 +70,9 @@ struct rule {
     long value;
 };
 
+/* The kernel gives no pid as large: whatever else runs on the machine, none of the world's own processes is in /proc. */
+#define NO_PID (1U << 22)
+
 struct process {
     unsigned pid, ci;
     unsigned long long bytes;
