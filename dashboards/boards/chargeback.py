@@ -1,6 +1,7 @@
 """For finance and team leads: what an owner used, what it cost and lost, and what nobody is billed for."""
 
 from dashboards import bands, words
+from dashboards.losses import INFO
 from dashboards.owners import BILL, BILLED, to_bill
 from dashboards.parts import Bars, Board, Column, Figure, Lines, Link, Panel, Query, Row, Table
 from dashboards.series import (
@@ -31,10 +32,9 @@ _JOB_LOST = "job:gpu_efficiency_cost_lost:per_hour"
 _LOSSES, _SEEN = 'layer=~"gau|ectr|emfu"', 'layer!="unobserved"'
 _WEEK_AGO = "$__range offset 7d"
 _TRIPLE = "team, account, workload_namespace"
-_INFO = "job:gpu_efficiency_info"
 _SERVE = bands.most(
     *(
-        f"sum({at('job:gpu_efficiency_gpus')} and on (cluster, job_id) {at(_INFO, *OWNED, *kind)})"
+        f"sum({at('job:gpu_efficiency_gpus')} and on (cluster, job_id) {at(INFO, *OWNED, *kind)})"
         for kind in ((bands.OF_SERVERS,), ())
     )
 )

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from dashboards import bands, words
+from dashboards.losses import LAYERS
 from dashboards.owners import BILL, BILLED, to_bill, whose, whose_columns
 from dashboards.parts import Board, Column, Figure, Lines, Matrix, Panel, Query, Row, Table
 from dashboards.series import (
@@ -44,8 +45,7 @@ _THE_TEAM = to("chargeback", "The team's board", team=BILLED)
 _NO_SCRAPE = "nothing seen yet"
 
 
-_OF_CLASSES = "class_layer:gpu_efficiency_seconds:rate5m"
-_SERVE = bands.most(total(_OF_CLASSES, bands.OF_SERVERS), total(_OF_CLASSES))
+_SERVE = bands.most(total(LAYERS, bands.OF_SERVERS), total(LAYERS))
 _JUDGED = {"gau": "GAU working", "ectr": "x ECTR computing", "emfu": "x eMFU FLOPs"}
 
 

@@ -3,7 +3,7 @@
 from dashboards import bands, words
 from dashboards.leak_table import table, waterfall
 from dashboards.leaks import rows
-from dashboards.losses import COST, INFO, TRAINING, choice
+from dashboards.losses import COST, INFO, LAYERS, TRAINING, choice
 from dashboards.parts import Board, Column, Figure, Lines, Panel, Query, Row, Table
 from dashboards.series import CLUSTER, TO_JOB, TO_NODE, a_month, at, of_layers, total
 from dashboards.watching import SPREAD, across, spread
@@ -13,7 +13,6 @@ _SILENT = "no job reports: see docs/training-jobs.md"
 _P50 = 'spread="p50"'
 _LOSSES = 'layer=~"gau|ectr|emfu"'
 _REPORTED = "class:gpu_efficiency_reported:gpus"
-_LAYERS = "class_layer:gpu_efficiency_seconds:rate5m"
 _NAMED = f"* on (cluster, job_id) group_left (name, user) {at(INFO)}"
 
 
@@ -94,8 +93,8 @@ _FIRST = Row(
             do="add the reporter to the training loop: docs/training-jobs.md",
             queries=(
                 Query(
-                    f"clamp_max(({total(_REPORTED, TRAINING.where)} or 0 * {total(_LAYERS, TRAINING.where)})"
-                    f" / ({total(_LAYERS, TRAINING.where)} > 0), 1)"
+                    f"clamp_max(({total(_REPORTED, TRAINING.where)} or 0 * {total(LAYERS, TRAINING.where)})"
+                    f" / ({total(LAYERS, TRAINING.where)} > 0), 1)"
                 ),
             ),
             unit="percentunit",

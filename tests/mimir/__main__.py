@@ -26,7 +26,7 @@ from tests.dashboards.past import rules
 from tests.dashboards.remote_write import labelled
 from tests.e2e.databases import agree, asked, one, ready, started
 from tests.e2e.running import daemon, environment, running
-from tests.e2e.test_prometheus_scale import END, EXAMPLES, NODES, nine_nodes, quick_agent, quick_rules
+from tests.e2e.test_prometheus_scale import END, EXAMPLES, NODES, agent_mode, nine_nodes, quick_agent, quick_rules
 from tests.ports import free_port
 from tests.waiting import wait_for
 
@@ -154,7 +154,7 @@ def check_agents(folder: Path) -> None:
         for name in "ab":
             config = quick_agent(folder, served, f"{url}/api/v1/push")
             config["global"]["external_labels"] |= {"ha_pair": "alps-0", "__replica__": name}
-            words = ("--enable-feature=agent", f"--storage.agent.path={folder}/wal-{name}")
+            words = (agent_mode(), f"--storage.agent.path={folder}/wal-{name}")
             agents.append(stack.enter_context(ExitStack()))
             agents[-1].enter_context(started(folder / name, config, *words))
             wait_for(lambda: one(client, 'up{cluster="alps"}'), "one agent is elected")
