@@ -97,13 +97,15 @@ def test_an_exporter_that_is_down_is_not_blind_as_well(name: str) -> None:
     assert not silenced(node("GPUEfficiencyExporterDown"), node(name, "n2"))
 
 
-@pytest.mark.parametrize("name", ["GPUEfficiencyExporterBlind", "GPUEfficiencyExporterMissing"])
+@pytest.mark.parametrize("name", ["GPUEfficiencyExporterBlind", "GPUEfficiencySchedulerDataStale"])
 def test_a_blind_fleet_is_one_page(name: str) -> None:
     assert silenced(fleet("GPUEfficiencyFleetBlind"), node(name))
     assert not silenced(fleet("GPUEfficiencyFleetBlind", "west"), node(name))
-    assert not silenced(fleet("GPUEfficiencyFleetBlind"), node("GPUEfficiencyExporterDown")), (
-        "that ticket names the nodes"
-    )
+
+
+@pytest.mark.parametrize("name", ["GPUEfficiencyExporterDown", "GPUEfficiencyExporterMissing"])
+def test_tickets_that_name_the_nodes_of_a_blind_fleet_or_others_stay(name: str) -> None:
+    assert not silenced(fleet("GPUEfficiencyFleetBlind"), node(name))
 
 
 @pytest.mark.parametrize("name", ["GPUEfficiencyExporterDown", "GPUEfficiencyExporterBlind"])
