@@ -13,6 +13,7 @@ import yaml
 
 FOLDER = Path(__file__).parents[2] / "alerts"
 Rule = dict[str, Any]
+_ASKED = "alert_rule_test"
 _NAME = re.compile(r"[a-z_]+:gpu_efficiency_\w+(?::\w+)?")
 
 
@@ -81,8 +82,16 @@ def sheet(alert: str, *, case: str | None = None) -> Any:
     raise LookupError(f"no test in alerts/tests asks for {alert}")
 
 
+@functools.cache
+def texts_of(alert: str) -> frozenset[str]:
+    """Each summary and its description, in one, that promtool has to see of an alert."""
+    asked = (each for content in sheets().values() for case in content["tests"] for each in case.get(_ASKED, ()))
+    fired = (fires["exp_annotations"] for each in asked if each["alertname"] == alert for fires in each["exp_alerts"])
+    return frozenset(f"{text['summary']}. {text['description']}" for text in fired)
+
+
 def _asks(case: Any, alert: str) -> bool:
-    return any(each["alertname"] == alert for each in case.get("alert_rule_test", ()))
+    return any(each["alertname"] == alert for each in case.get(_ASKED, ()))
 
 
 def _only(case: Any, alert: str) -> Any:

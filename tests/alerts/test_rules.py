@@ -5,7 +5,7 @@ import re
 import pytest
 
 from exporter.core.policy import EXPORTED_THRESHOLDS
-from tests.alerts.packs import FOLDER, Rule, alerts, files, plain, sheet
+from tests.alerts.packs import FOLDER, Rule, alerts, files, plain, sheet, texts_of
 from tests.alerts.promql import Binary, Literal, parse, walk
 
 SEVERITIES = {
@@ -46,6 +46,9 @@ BY_SIZE = "{{ $labels.severity }}"
 WRITTEN = {0.0, 1.0, 3.0}
 """Numbers an expression may say itself: none, all, and for how many times the hang threshold an unseen GPU excuses."""
 
+EMPTY = re.compile(r"^\s|\s$|\s\s|\s[,.;:)]|[:,;][,.;:]|\(\s*\)|\b(?:of|by|rank|costs?)[,.;)]", re.IGNORECASE)
+"""What is left of a text where a field is empty, such as `of , team` and `()`."""
+
 
 def test_the_severities_are_those_agreed_and_three_page() -> None:
     said = {name: rule["labels"]["severity"] for name, rule in alerts().items()}
@@ -79,6 +82,40 @@ def test_an_alert_tells_a_person_what_to_do(name: str) -> None:
     files_ = (FOLDER.parent / "dashboards").glob("*.json")
     assert set(boards) <= {path.stem.removeprefix("gpu-efficiency-") for path in files_}
     assert "First: " in plain(said["description"])
+
+
+PRICE = re.compile(r"\d\.\d\d [A-Z][\w-]+ an hour")
+LASTS = re.compile(
+    r"\b(?:for|in) (?:up to )?\d+[dhms]\b|\bfor (?:five minutes|ten minutes|a quarter of an hour) or longer"
+    r"|\bover the last (?:half )?hour",
+    re.IGNORECASE,
+)
+"""How long it has lasted; where nothing tells since when, how long it has at least."""
+WITHOUT_MONEY = {
+    "GPUEfficiencyJobFlopsMisreported": "no money is lost, and the text says so",
+    "GPUEfficiencyExporterMissing": "the node's daemon tells its price, and there is none",
+    "GPUEfficiencyExporterProfilingBlocked": "the node's time is booked, only less finely",
+    "GPUEfficiencyExporterClockSkew": "the node's time is booked",
+    "GPUEfficiencyHistoryFailing": "the node's time is booked and scraped",
+    "GPUEfficiencyConservationBroken": "the node's own money cannot be trusted",
+    "GPUEfficiencyNodeScrapedTwice": "the node's own money is there twice",
+    "GPUEfficiencyExemptionExpired": "what it covered has alerts of its own again",
+}
+"""Alerts whose texts need not tell what an hour costs and how long it has lasted; all others are on money that runs."""
+
+
+@pytest.mark.parametrize("name", sorted(SEVERITIES.keys() - WITHOUT_MONEY))
+def test_an_alert_on_money_that_runs_tells_what_an_hour_costs_and_how_long_it_has_lasted(name: str) -> None:
+    assert [text for text in texts_of(name) if PRICE.search(text) and LASTS.search(text)]
+
+
+def test_only_alerts_that_do_not_tell_both_are_excused() -> None:
+    assert not [name for name in WITHOUT_MONEY for text in texts_of(name) if PRICE.search(text) and LASTS.search(text)]
+
+
+@pytest.mark.parametrize("name", SEVERITIES)
+def test_no_text_has_a_field_without_what_belongs_there(name: str) -> None:
+    assert [text for text in texts_of(name) if EMPTY.search(text)] == []
 
 
 _COUNTED = re.compile(r"\{\{[^{}]*(?:\$value|\.Value|\$\w+)[^{}]*\}\}\s+(?:GPUs|times|slow ranks|jobs|nodes)\b")

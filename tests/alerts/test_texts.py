@@ -1,8 +1,13 @@
-"""Every alert's text, as Prometheus writes it, begins with whether the node is simulated and which cluster it is in."""
+"""Every alert's text, as Prometheus writes it.
+
+It begins with whether the node is simulated and which cluster it is in, and has no gap where a job's name and user, a
+rank and the prices are not known.
+"""
 
 import os
 import re
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +15,16 @@ import pytest
 
 from tests.alerts.packs import alerts, needed, sheet
 from tests.alerts.test_mutations import written
+from tests.alerts.test_rules import EMPTY
 
 pytestmark = pytest.mark.slow
 
 _SERIES = re.compile(r"(?P<name>[\w:]+)\s*(?:\{(?P<labels>.*)\})?\s*", re.DOTALL)
 _LABEL = re.compile(r'(cluster|instance)="([^"]*)"')
-_SUMMARY = re.compile(r'Annotations:\{.*?summary="((?:[^"\\]|\\.)*)"')
+_TEXTS = re.compile(r'Annotations:\{.*?description="((?:[^"\\]|\\.)*)".*?summary="((?:[^"\\]|\\.)*)"')
+_MAY_BE_UNKNOWN = re.compile(r'(?<=[{,\s])(?:name|user|team|rank)="[^"]*"(?:,\s*)?')
+ABOUT_MONEY = {"GPUEfficiencyIdleAllocationCost"}
+"""These do not fire where no price is known."""
 
 
 def _that_fire(alert: str) -> list[tuple[Any, str]]:
@@ -49,13 +58,29 @@ def _marks(series: list[str], *, simulated: bool) -> list[dict[str, str]]:
     return rows
 
 
-def _summaries(alert: str, folder: Path, *, simulated: bool) -> list[str]:
-    return [text for case, at in _that_fire(alert) for text in _rendered(alert, case, at, folder, simulated=simulated)]
+def _texts(alert: str, folder: Path, *, simulated: bool, unknown: bool = False) -> list[tuple[str, str]]:
+    """Give (description, summary) of each alert that fires."""
+    found = []
+    for case, at in _that_fire(alert):
+        rows = [row | {"series": _in_a_cluster(row["series"])} for row in case["input_series"]]
+        if unknown:
+            rows = list(_less_known(alert, rows))
+        found += _rendered(alert, case | {"input_series": rows}, at, folder, simulated=simulated)
+    return found
 
 
-def _rendered(alert: str, case: Any, at: str, folder: Path, *, simulated: bool) -> list[str]:
-    asked = sheet(alert)
-    rows = [row | {"series": _in_a_cluster(row["series"])} for row in case["input_series"]]
+def _less_known(alert: str, rows: list[dict[str, str]]) -> Iterator[dict[str, str]]:
+    """The case as it would be where nobody has told the jobs' names and users, the ranks, and what a GPU costs."""
+    for row in rows:
+        name = row["series"].partition("{")[0]
+        if "_threshold" in name:
+            yield row
+        elif alert in ABOUT_MONEY or not ("_price" in name or "_cost" in name):
+            yield row | {"series": _MAY_BE_UNKNOWN.sub("", row["series"])}
+
+
+def _rendered(alert: str, case: Any, at: str, folder: Path, *, simulated: bool) -> list[tuple[str, str]]:
+    asked, rows = sheet(alert), case["input_series"]
     # A case that begins with what is recorded lacks what it was recorded from, which the text asks for.
     recorded = [row for row in rows if row["series"].startswith("job:gpu_efficiency_info{")]
     raw = 'gpu_efficiency_job_info{instance="n1",'
@@ -74,7 +99,7 @@ def _rendered(alert: str, case: Any, at: str, folder: Path, *, simulated: bool) 
     command = ["promtool", "test", "rules", f"{folder}/test.yaml"]
     env = os.environ | {"GOGC": "400"}
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, env=env)
-    found = _SUMMARY.findall(done.stderr)
+    found = _TEXTS.findall(done.stderr)
     assert found, done.stdout + done.stderr
     return found
 
@@ -82,6 +107,11 @@ def _rendered(alert: str, case: Any, at: str, folder: Path, *, simulated: bool) 
 @pytest.mark.parametrize("alert", sorted(alerts()))
 def test_its_text_begins_with_whether_it_is_simulated_and_where(alert: str, tmp_path: Path) -> None:
     begins = re.compile(r"SIMULATED: (east|west): \S")
-    marked = _summaries(alert, tmp_path, simulated=True)
+    marked = [summary for _, summary in _texts(alert, tmp_path, simulated=True)]
     assert [text for text in marked if not begins.match(text)] == []
-    assert [text for text in _summaries(alert, tmp_path, simulated=False) if "SIMULATED" in text] == []
+
+
+@pytest.mark.parametrize("alert", sorted(alerts()))
+def test_what_is_not_known_leaves_no_gap_in_its_text(alert: str, tmp_path: Path) -> None:
+    found = _texts(alert, tmp_path, simulated=False, unknown=True)
+    assert [text for texts in found for text in texts if EMPTY.search(text) or "SIMULATED" in text] == []

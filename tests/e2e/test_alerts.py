@@ -216,7 +216,7 @@ def test_the_page_of_idle_money_says_how_much_and_who(outcome: Outcome) -> None:
     text = outcome.first("GPUEfficiencyIdleAllocationCost").text
     (money,) = re.findall(r"idle GPUs cost (\d+\.\d\d) USD an hour", text)
     assert 6 < float(money) <= 21
-    (nobody,) = re.findall(r"the budget is 6\.00\. Of it GPUs that no job holds cost (\d+\.\d\d)\.", text)
+    (nobody,) = re.findall(r"the budget of 6\.00\. Of it GPUs that no job holds cost (\d+\.\d\d)\.", text)
     assert float(nobody) == pytest.approx(15, rel=0.05)
     # Two GPUs; less, or not yet named, while the window of the rate also has their work in it.
     owners = re.findall(r"grace, team vision, (\d+\.\d\d)", text)
