@@ -13,7 +13,7 @@ import pytest
 from exporter.preview.prometheus import PrometheusClient
 from exporter.report.query import InstanceKey
 from exporter.report.scrape_gaps import ScrapeGap, ScrapeGaps
-from tests.dashboards.past import Past, prometheus, rules
+from tests.dashboards.past import Past, named, prometheus, rules
 from tests.e2e.running import ROOT
 from tests.report.commands import run
 from tests.report.sum_counters import END, MINUTE, SILENT, SILENT_END, by_hand, reloaded, silent
@@ -49,6 +49,9 @@ def _past(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Past]:
     with prometheus(tmp_path_factory.mktemp("prometheus")) as past:
         for cluster, fleet in FLEETS.items():
             past.write(pages(fleet, cluster))
+        end = BEGIN + FLEETS["carpenter"].length
+        where = {"cluster": "carpenter", "instance": "n00:19400", "job": "gpu"}
+        past.write({named("gpu_efficiency_simulated", **where): [(end, 1.0)]})
         past.write(by_hand())
         past.write(reloaded())
         past.write(silent("silent"))
@@ -105,6 +108,12 @@ def test_the_document_shows_what_the_command_says(ask: Ask) -> None:
     said = ask(f"{of('thirty')} --rent 4.00@0.95")
     shown = (ROOT / "docs" / "job-reports.md").read_text(encoding="utf-8")
     assert f"```text\n{said}```" in shown
+
+
+def test_what_no_hardware_measured_is_marked_as_simulated(ask: Ask) -> None:
+    assert "(SIMULATED)" in ask(of("carpenter")).splitlines()[0]
+    assert json.loads(ask(f"{of('carpenter')} --json"))["simulated"] is True
+    assert "SIMULATED" not in ask(of("ruled"))
 
 
 def test_75_times_67_times_40_percent_is_20(ask: Ask) -> None:
