@@ -7,6 +7,7 @@ from itertools import cycle, pairwise
 from typing import Any
 
 import pytest
+import yaml
 from helm_python.chart import lint
 from jsonschema_rs import Draft202012Validator, ValidationError
 
@@ -205,7 +206,11 @@ def test_a_service_account_that_is_named_is_made_or_said_to_be_there(name: str) 
 def test_the_chart_says_what_it_is() -> None:
     about = chart().metadata
     assert about["kubeVersion"] == f">={VERSIONS[0]}.0-0"
-    assert {"artifacthub.io/license", "artifacthub.io/changes", "artifacthub.io/category"} <= set(about["annotations"])
+    said = {name.removeprefix("artifacthub.io/"): text for name, text in about["annotations"].items()}
+    assert set(said) == {"alternativeName", "category", "changes", "license", "prerelease"}, "all that need no address"
+    assert about["name"] in said["alternativeName"], "as Artifact Hub wants it"
+    kinds = {"added", "changed", "deprecated", "removed", "fixed", "security"}
+    assert {change["kind"] for change in yaml.safe_load(said["changes"])} <= kinds
 
 
 @pytest.mark.slow
