@@ -21,7 +21,7 @@ from grafana_foundation_sdk.models import prometheus as asked
 from grafana_foundation_sdk.models import text as texts
 
 from dashboards import words
-from dashboards.kinds import Built, Property, bars, figure, lines, timeline
+from dashboards.kinds import Built, Property, bars, figure, legible, lines, timeline
 from dashboards.parts import (
     Bars,
     Board,
@@ -115,7 +115,7 @@ _OWN_MARKS = {
 def _mark(mark: Mark) -> dict[str, Any]:
     """An annotation; the fields of Prometheus' data source are not among those of the SDK."""
     return {
-        "name": mark.name, "enable": mark.shown, "iconColor": mark.colour, "expr": mark.expr, "step": "60s",
+        "name": mark.name, "enable": mark.shown, "iconColor": mark.colour, "expr": mark.expr, "step": mark.step,
         "datasource": {"type": _SOURCE.type_val, "uid": _SOURCE.uid}, "titleFormat": mark.title,
         "textFormat": mark.text, "useValueForTime": mark.at_value,
     }  # fmt: skip
@@ -207,6 +207,9 @@ def _panel(panel: Panel) -> Built:
         .unit(unit)
         .no_value(panel.empty)
     )
+    if any(query.legend == "{{reason}}" for query in panel.queries):
+        in_words = {"regex": "/_/g", "renamePattern": " "}
+        built = built.with_transformation(model.DataTransformerConfig(id_val="renameByRegex", options=in_words))
     for query, letter in zip(panel.queries, ascii_uppercase, strict=False):
         if own := [*_own(query, unit)]:
             built = built.override_by_query(letter, own)
@@ -218,7 +221,7 @@ def _own(query: Query, unit: str) -> Iterator[Property]:
     if query.unit and query.unit != unit:
         yield Property("unit", query.unit)
     if query.steps:
-        steps = [{"value": value, "color": colour} for value, colour in query.steps]
+        steps = [{"value": value, "color": colour} for value, colour in legible(query.steps)]
         yield Property("thresholds", {"mode": "absolute", "steps": steps})
 
 

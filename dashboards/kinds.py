@@ -12,6 +12,7 @@ from grafana_foundation_sdk.models import common
 from grafana_foundation_sdk.models import dashboard as model
 
 from dashboards import words
+from dashboards.bands import Steps
 from dashboards.parts import Bars, Figure, Lines, Timeline
 
 Property = model.DynamicConfigValue
@@ -19,8 +20,8 @@ Built = Any
 """A builder of one kind of panel: they share their methods and no type."""
 
 
-def _steps(steps: tuple[tuple[float | None, str], ...]) -> dashboard.ThresholdsConfig:
-    found = [model.Threshold(value=value, color=colour) for value, colour in steps or ((None, words.EXPECTED),)]
+def _steps(steps: Steps) -> dashboard.ThresholdsConfig:
+    found = [model.Threshold(value=value, color=colour) for value, colour in steps]
     return dashboard.ThresholdsConfig().mode(model.ThresholdsMode.ABSOLUTE).steps(found)
 
 
@@ -44,30 +45,33 @@ def _coloured(built: Built, colours: Mapping[str, str]) -> Built:
     return built
 
 
-_NOTHING_IS_GREY = model.SpecialValueMap(
-    options=model.DashboardSpecialValueMapOptions(
-        match=model.SpecialValueMatch.NULL_AND_NAN, result=model.ValueMappingResult(color=words.UNKNOWN, index=0)
-    )
-)
-"""Else what stands where there is no number wears the colour of the lowest one."""
+def _of_nothing(colour: str) -> model.SpecialValueMap:
+    """Else what stands where there is no number wears the colour of the lowest one."""
+    result = model.ValueMappingResult(color=colour, index=0)
+    options = model.DashboardSpecialValueMapOptions(match=model.SpecialValueMatch.NULL_AND_NAN, result=result)
+    return model.SpecialValueMap(options=options)
+
+
+def legible(steps: Steps) -> Steps:
+    """The same with colours in which large figures can be read."""
+    return tuple((value, words.on_both(colour)) for value, colour in steps)
 
 
 def figure(kind: Figure) -> stat.Panel:
-    """One number or several, large; no value is grey."""
-    built = (
+    """One number or several, large; no value is grey, and on a line without colour."""
+    steps = kind.steps or ((None, words.EXPECTED),)
+    grounds = tuple((value, words.under_text(colour)) for value, colour in steps)
+    return (
         stat.Panel()
-        .thresholds(_steps(kind.steps))
+        .thresholds(_steps(grounds if kind.line else legible(steps)))
         .color_scheme(_by_thresholds())
-        .color_mode(common.BigValueColorMode.VALUE)
+        .color_mode(common.BigValueColorMode.BACKGROUND_SOLID if kind.line else common.BigValueColorMode.VALUE)
         .graph_mode(common.BigValueGraphMode.NONE)
         .text_mode(common.BigValueTextMode.VALUE_AND_NAME if kind.named else common.BigValueTextMode.VALUE)
-        .wide_layout(not kind.named)
-        .mappings([_NOTHING_IS_GREY])
+        .wide_layout(kind.line or not kind.named)
+        .mappings([_of_nothing("transparent" if kind.line else words.on_both(words.UNKNOWN))])
         .reduce_options(_reduced())
     )
-    for beginning, colour in kind.colours.items():
-        built = built.override_by_regexp(f"/^{beginning}/", [Property("color", fixed_to(colour))])
-    return built
 
 
 def lines(kind: Lines, *, numbered: bool) -> Built:
@@ -96,7 +100,7 @@ def lines(kind: Lines, *, numbered: bool) -> Built:
 def _numbered(built: Built) -> Built:
     """Curves that are called after a GPU's index: the first eight can be told apart with any colour vision."""
     for index, colour in enumerate(words.EIGHT):
-        built = built.override_by_regexp(f"/(^GPU |: ){index}( |$)/", [Property("color", fixed_to(colour))])
+        built = built.override_by_regexp(f"/(^| )GPU {index}(,|$)/", [Property("color", fixed_to(colour))])
     return built
 
 

@@ -65,7 +65,7 @@ def _columns(these: tuple[Loss, ...], side: Side) -> Iterator[Column]:
     yield Column(of="C", title="A month", unit="short", decimals=1, width=90)
     yield Column(of="currency", title="Currency", width=80)
     yield _said("team", "Role that acts", {loss.key: loss.team for loss in these}, 112)
-    yield Column(of="E", title="Coverage", unit="percentunit", decimals=0, width=70, steps=spoken)
+    yield Column(of="E", title="Coverage", unit="percentunit", decimals=0, width=80, steps=spoken)
     jobs = Link("The jobs that lose most to it", f"{to(side.name, '', leak=CLICKED).url}&viewPanel=panel-{JOBS}")
     yield Column(of="who", title="Who", texts={"|".join(k.rows): "jobs" for k in these}, width=55, link=jobs)
     yield Column(of="D", title="Fleet, a month", unit="short", decimals=1, width=115)

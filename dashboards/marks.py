@@ -1,6 +1,7 @@
 """What happened, as marks on the curves: alerts, jobs that begin and end, exporters that restart, Xid errors; and logs.
 
-Owns which board marks what. A board of the whole fleet has alerts alone: thousands of jobs would cover its curves.
+Owns which board marks what. A board of the whole fleet marks its largest jobs, and how many exporters restart and GPUs
+fail at a time: thousands of jobs and nodes would cover its curves. All of these are asked for only once switched on.
 """
 
 from msgspec.structs import replace
@@ -49,6 +50,53 @@ def _events(nodes: str, of_jobs: str) -> tuple[Mark, ...]:
     )  # fmt: skip
 
 
+_BEFORE = " offset 5m"
+
+
+def _large(when: str = "") -> str:
+    """Jobs with more than a twentieth of the GPUs of their cluster."""
+    owned = f"0.05 * {at('cluster:gpu_efficiency_owned:gpus')}{when}"
+    return f"{at('job:gpu_efficiency_gpus')}{when} > on (cluster) group_left () ({owned})"
+
+
+def _number(label: str, expr: str) -> str:
+    """How many series there are in each cluster, as a label: the text of a mark has labels alone."""
+    return f'count_values by (cluster) ("{label}", count by (cluster) ({expr}))'
+
+
+_JOBS, _CODE = at("job:gpu_efficiency_gpus"), at("gpu_efficiency_last_xid")
+_OF_ONE = "on (cluster, instance, uuid)"
+_OF_FLEET = (
+    _PAGES,
+    _TICKETS,
+    Mark(
+        name="Large jobs start", colour=words.GOOD, title="job {{job_id}} starts", text="{{cluster}}",
+        expr=f"({_large()}) unless on (cluster, job_id) {_JOBS}{_BEFORE}", shown=False, step="5m",
+    ),
+    Mark(
+        name="Large jobs end", colour=words.EXPECTED, title="job {{job_id}} ends", text="{{cluster}}",
+        expr=f"({_large(_BEFORE)}) unless on (cluster, job_id) {_JOBS}", shown=False, step="5m",
+    ),
+    Mark(
+        name="Exporters restart", colour=words.UNKNOWN, title="exporters restart: {{exporters}}", text="{{cluster}}",
+        expr=_number(
+            "exporters",
+            f"changes({at('process_start_time_seconds')}[5m]) > 0"
+            f" and on (cluster, instance, job) {at('gpu_efficiency_build_info')}",
+        ),
+        shown=False, step="5m",
+    ),
+    Mark(
+        name="Xid errors", colour=words.STATES["unavailable"], title="GPUs with a new Xid: {{gpus}}",
+        text="{{cluster}}",
+        # Only GPUs that had one have a last: the counters are as many as there are GPUs.
+        expr=_number(
+            "gpus",
+            f"{_CODE} unless {_OF_ONE} last_over_time({_CODE}[1h]{_BEFORE}) or changes({_CODE}[5m]) > 0",
+        ),
+        shown=False, step="5m",
+    ),
+)  # fmt: skip
 _OF_BOARD = {
     "node": (_alerts(THIS_NODE), *_events(THIS_NODE, "")),
     "job": (_alerts(THIS_JOB), *_events(ITS_NODES, THIS_JOB)),
@@ -66,7 +114,7 @@ _WITH_LOGS = frozenset({"job", "node", "zombies", "quality"})
 
 def with_marks(board: Board) -> Board:
     """The board with what it marks, and where it is about nodes or jobs, with the link to their logs."""
-    board = replace(board, marks=_OF_BOARD.get(board.name, (_PAGES, _TICKETS)))
+    board = replace(board, marks=_OF_BOARD.get(board.name, _OF_FLEET))
     if board.name not in _WITH_LOGS:
         return board
     return replace(board, links=(_TO_LOGS,), variables=(*board.variables, _LOGS))

@@ -10,13 +10,15 @@ from dashboards.parts import Board, Figure, Panel, Query
 from dashboards.series import THIS_JOB, THIS_NODE, at
 
 _RAW, _RECORDED = at("gpu_efficiency_simulated"), at("cluster:gpu_efficiency_simulated:nodes")
-_MISSING = (
-    "recording rules are missing: load alerts/*.yaml into this Prometheus (docs/alerts.md); the boards Node and Job,"
-    " and the last row of Fleet, need none"
-)
+_MISSING = "recording rules are missing: load alerts/*.yaml into this Prometheus (docs/alerts.md); {}"
+_WITHOUT = {
+    "node": "all but one panel of this board needs none",
+    "job": "until then its curves, what it reports and the list of jobs stay empty",
+}
+_ELSEWHERE = "the board Node, most of Job, and the last row of Fleet need none"
 _NOTICE = Panel(
     title="What these figures are of",
-    kind=Figure(steps=((None, words.WATCH),), named=True),
+    kind=Figure(steps=((None, words.WATCH),), named=True, line=True),
     shows="Whether any node that is scraped is simulated, whether exporters are heard, whether the recording rules that"
     " boards read are loaded, and whether a board of one node or job adds up several of the same name. What this panel"
     " names explains empty panels below.",
@@ -25,12 +27,11 @@ _NOTICE = Panel(
     " choose one cluster",
     queries=(
         Query(f"sum({_RECORDED} or on (cluster) sum by (cluster) ({_RAW})) > 0", legend="SIMULATED nodes: no hardware"),
-        Query(f"count({_RAW}) unless on () sum({_RECORDED})", legend=_MISSING),
     ),
     unit="none",
     decimals=0,
     width=24,
-    height=2,
+    height=3,
     empty="hardware; recording rules are loaded, or no exporter is heard",
 )
 
@@ -47,8 +48,12 @@ _MIXED = {
 
 
 def with_notice(board: Board) -> Board:
-    """The board with the notice on top."""
-    mixed = _MIXED.get(board.name)
-    queries = _NOTICE.queries if mixed is None else (_NOTICE.queries[0], mixed)
-    first, *rest = board.rows
-    return replace(board, rows=(replace(first, panels=(replace(_NOTICE, queries=queries), *first.panels)), *rest))
+    """The board with the notice on top of the first row that is open: in a folded one nobody would see it."""
+    missing = _MISSING.format(_WITHOUT.get(board.name, _ELSEWHERE))
+    unruled = Query(f"count({_RAW}) unless on () sum({_RECORDED})", legend=missing)
+    mixed = filter(None, [_MIXED.get(board.name)])
+    notice = replace(_NOTICE, queries=(*_NOTICE.queries, unruled, *mixed))
+    first = next(row for row in board.rows if not row.folded)
+    return replace(
+        board, rows=tuple(replace(row, panels=(notice, *row.panels)) if row is first else row for row in board.rows)
+    )

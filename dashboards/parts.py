@@ -41,9 +41,11 @@ class Column(Struct, frozen=True, kw_only=True):
     words: Mapping[str, str] = {}
     """Colours of its values where these are words."""
     steps: tuple[tuple[float | None, str], ...] = ()
-    """Colours of its values from each figure on; the first figure is None."""
+    """Colours behind its values from each figure on; the first figure is None. What is as expected has none."""
     texts: Mapping[str, str] = {}
     """What is written instead of a value."""
+    ours: bool = False
+    """Names of ours, such as idle_context: written with blanks, as a reader has them in prose."""
     bar: str = ""
     """Drawn as a bar of this colour within the cell, from 0 on."""
     empty: str = "-"
@@ -60,8 +62,8 @@ class Figure(Struct, frozen=True):
     steps: tuple[tuple[float | None, str], ...] = ()
     named: bool = False
     """Whether each series' name stands beside its number."""
-    colours: Mapping[str, str] = {}
-    """Of series whose name begins so, whatever their figure; of the others by the steps."""
+    line: bool = False
+    """A line of text and number on a ground of that colour, for what is to be seen first."""
 
 
 class Lines(Struct, frozen=True):
@@ -197,6 +199,8 @@ class Mark(Struct, frozen=True, kw_only=True):
     """The value is the moment, in milliseconds; else it is marked while the query has a sample."""
     shown: bool = True
     """Switched on at the start."""
+    step: str = "60s"
+    """Between two moments that are asked for."""
 
 
 class Board(Struct, frozen=True, kw_only=True):

@@ -81,10 +81,13 @@ def _cell_colours(column: Column) -> Iterator[Property]:
     mappings = {value: {"text": said} for value, said in column.texts.items()}
     for value, colour in column.words.items():
         mappings.setdefault(value, {})["color"] = words.under_text(colour)
-    if mappings:
-        yield Property("mappings", [{"type": "value", "options": mappings}])
+    found = [{"type": "value", "options": mappings}] if mappings else []
+    if column.ours:
+        found.append({"type": "regex", "options": {"pattern": "/_/g", "result": {"text": " "}}})
+    if found:
+        yield Property("mappings", found)
     if column.steps:
-        steps = [{"value": value, "color": colour} for value, colour in column.steps]
+        steps = [{"value": value, "color": _ground(colour)} for value, colour in column.steps]
         yield Property("thresholds", {"mode": "absolute", "steps": steps})
         yield Property("color", {"mode": "thresholds"})
     if column.bar:
@@ -92,11 +95,15 @@ def _cell_colours(column: Column) -> Iterator[Property]:
         yield Property("color", fixed_to(column.bar))
         yield Property("min", 0)
         yield Property("fieldMinMax", True)  # its longest bar is its own largest value, not that of all columns
-    elif column.words:
+    elif column.words or column.steps:
         yield Property("custom.cellOptions", {"type": "color-background", "mode": "basic"})
+    if column.words and not column.bar:
         yield Property("color", {"mode": "fixed", "fixedColor": "transparent"})  # of what is not known: never green
-    elif column.steps:
-        yield Property("custom.cellOptions", {"type": "color-text"})
+
+
+def _ground(colour: str) -> str:
+    """Behind a figure that is judged; what is as expected, nothing or not known stands out by nothing."""
+    return "transparent" if colour in {words.EXPECTED, words.UNKNOWN, words.QUIET} else words.under_text(colour)
 
 
 def matrix(kind: Matrix) -> Built:

@@ -17,8 +17,9 @@ GOOD, EXPECTED, WATCH, BAD = LAYERS["useful"], LAYERS["emfu"], STATES["unallocat
 UNKNOWN = "#8C96A3"
 """Not known; and lines that are only there to compare with."""
 
-EIGHT = ("#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7", "#D0D5DB")
-"""For what has a number and no meaning: the GPUs of a node."""
+EIGHT = ("#CC8400", "#3C9CD8", "#18906C", "#849C60", "#186CA8", "#CC5400", "#B478A8", "#8478F0")
+"""For what has a number and no meaning, the GPUs of a node: lines that can be seen on Grafana's light ground and dark
+one, and told apart on both."""
 
 LEAKS: Mapping[str, str] = MappingProxyType(
     LEAK_COLOURS | {name: LAYERS[name] for name in ("unresolved", "unobserved")}
@@ -70,6 +71,23 @@ def under_text(colour: str) -> str:
     """The nearest shade of it on which Grafana's text can be read: as it is, or a little darker or lighter."""
     shades = (colours.mixed(colour, end, percent) for percent in range(101) for end in (colours.WHITE, colours.BLACK))
     return next(found for found in shades if colours.contrast(found, text_on(found)) >= colours.TEXT_CONTRAST)
+
+
+GROUNDS = ("#FFFFFF", "#181B1F")
+"""Of Grafana's panels, light and dark: a board has one colour for both (@grafana/data, themes/createColors)."""
+
+
+def on_both(colour: str) -> str:
+    """The shade of it in which large figures can be read on both grounds.
+
+    No colour has 4.5 to 1 on both, so text of normal size has no colour of its own: it stands on one (`under_text`).
+    What can be read as it is takes the darker shade of cells, so that it stays apart from what has to be darkened.
+    """
+    if all(colours.contrast(colour, ground) >= colours.LARGE_CONTRAST for ground in GROUNDS):
+        colour = under_text(colour)
+    for ground in GROUNDS:
+        colour = colours.shade(colour, ground, colours.LARGE_CONTRAST)
+    return colour
 
 
 _ENDINGS = (

@@ -30,8 +30,8 @@ TERMINAL: Mapping[str, str] = {
 }  # fmt: skip
 """The nearest of a terminal's sixteen colours, which its theme makes legible; what is missing here is dim."""
 
-TEXT_CONTRAST, FILL_CONTRAST = 4.5, 3.0
-"""Contrast of text, and of the parts of a chart, with what is behind them: WCAG 2.2, level AA."""
+TEXT_CONTRAST, LARGE_CONTRAST = 4.5, 3.0
+"""Contrast of text, and of large text or the parts of a chart, with what is behind them: WCAG 2.2, level AA."""
 BLACK, WHITE = "#000000", "#FFFFFF"
 
 

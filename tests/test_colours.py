@@ -6,7 +6,7 @@ import pytest
 
 from dashboards import words
 from exporter import colours
-from exporter.colours import FILL_CONTRAST, TERMINAL, TEXT_CONTRAST, contrast, shade
+from exporter.colours import LARGE_CONTRAST, TERMINAL, TEXT_CONTRAST, contrast, shade
 from exporter.core.leaks import LAYERS
 from exporter.core.model import State
 from exporter.report.html import DARK_COLOURS, LIGHT_COLOURS
@@ -24,7 +24,7 @@ def test_every_layer_and_state_is_in_the_table_and_everybody_takes_it_from_there
     assert (words.LAYERS, words.STATES) == (colours.LAYERS, colours.STATES)
     assert LEAK_COLOURS["useful"] == colours.LAYERS["useful"]
     assert LIGHT_COLOURS["useful"] == shade(colours.LAYERS["useful"], LIGHT_COLOURS["track"], TEXT_CONTRAST)
-    assert DARK_COLOURS["ectr"] == shade(colours.LAYERS["ectr"], DARK_COLOURS["track"], FILL_CONTRAST)
+    assert DARK_COLOURS["ectr"] == shade(colours.LAYERS["ectr"], DARK_COLOURS["track"], LARGE_CONTRAST)
 
 
 @pytest.mark.parametrize("theme", GROUNDS)

@@ -45,7 +45,8 @@ def _of(name: str, *where: str) -> str:
     return at(name, THIS_JOB, *where)
 
 
-_GPUS = _of("job:gpu_efficiency_gpus")
+_STATES = "gpu_efficiency_job_state_gpus"
+_GPUS = f"sum by (cluster, job_id) ({_of(_STATES)})"
 """Now; none of a job that has ended."""
 
 
@@ -109,10 +110,25 @@ _PRODUCT = (
 )
 
 
+_PAID = "gpu_efficiency_job_paid_seconds_total"
+_ALLOCATED = 'held="true"'
+_PER_HOUR = (
+    "topk by (cluster, instance) (1, max by (cluster, instance, currency)"
+    f" ({at('gpu_efficiency_price_per_gpu_hour', ITS_NODES, _ALLOCATED)}))"
+)
+_COST = (
+    f"sum by (cluster, job_id, currency) ({_of(_PAID)} / 3600 * on (cluster, instance) group_left (currency)"
+    f" {_PER_HOUR})"
+)
+"""As rules record it."""
+_PRICE = (
+    f"(3600 * {_last('job:gpu_efficiency_price:per_gpu_second')} or on (cluster)"
+    f" {_COST} / on (cluster, job_id) group_left () (sum by (cluster, job_id) ({_of(_PAID)}) / 3600 > 0))"
+)
+
+
 def _money(gpu_hours: str) -> str:
-    return (
-        f"{gpu_hours} * on (cluster) group_left (currency) (3600 * {_last('job:gpu_efficiency_price:per_gpu_second')})"
-    )
+    return f"{gpu_hours} * on (cluster) group_left (currency) {_PRICE}"
 
 
 _PER_KWH = f"max by (cluster, instance, currency) ({at('gpu_efficiency_price_per_kwh', ITS_NODES)})"
@@ -122,7 +138,7 @@ _ENERGY_MONEY = (
 )
 _FIRES, _NAMED = 'alertstate="firing"', 'job_id!=""'
 """Of alerts: without a job chosen, those that concern no job are not meant."""
-_BLIND = f"({_of('job_state:gpu_efficiency_gpus', _UNSEEN)} >= on (cluster, job_id) {_GPUS})"
+_BLIND = f"(sum by (cluster, job_id) ({_of(_STATES, _UNSEEN)}) >= on (cluster, job_id) {_GPUS})"
 """None of its GPUs is seen."""
 _RUNS = f"(time() - min by (cluster) ({_of('gpu_efficiency_job_start_timestamp_seconds')}) and on (cluster) {_GPUS})"
 _AGE = _so_far(_RUNS, every="1m")
@@ -135,7 +151,8 @@ _PACE = _of("job:gpu_efficiency_steps:rate5m")
 
 # -- series of its GPUs --
 
-_NODES = at("node:gpu_efficiency_info", ITS_NODES)
+_INFO = at("gpu_efficiency_node_info", ITS_NODES)
+_NAMED_NODES = "topk by (cluster, instance) (1, max by (cluster, instance, node) ({}))"
 _HELD = _of("gpu_efficiency_allocation_info")
 """Its GPUs, at each moment."""
 _ON_GPU = "on (cluster, instance, uuid)"
@@ -155,7 +172,7 @@ _STRIPE = (
     f"(max {_EACH} (({at('gpu_efficiency_state', ITS_NODES)} and {_ON_GPU} {_WORST})"
     f" * on (state) group_left () ({_CODES})) and {_ON_GPU} {_HELD})"
     f" * {_ON_GPU} group_left (gpu, rank) ({_WORST} ^ 0)"
-    f" * on (cluster, instance) group_left (node) (last_over_time({_NODES}[$__range] @ end()))"
+    f" * on (cluster, instance) group_left (node) {_NAMED_NODES.format(f'last_over_time({_INFO}[$__range] @ end())')}"
 )
 _STRIPES = f'label_replace({_STRIPE}, "of", ", rank $1", "rank", "(.+)")'
 
@@ -177,7 +194,7 @@ def _row(expr: str, more: str = "") -> str:
     return (
         f"max by (cluster, node, gpu, rank{more}) (({expr} and {_ON_GPU} {_LEAST})"
         f" * {_ON_GPU} group_left (rank) {_HELD}"
-        f" * on (cluster, instance) group_left (node) {_NODES})"
+        f" * on (cluster, instance) group_left (node) {_NAMED_NODES.format(_INFO)})"
     )
 
 
@@ -335,13 +352,13 @@ _RECEIPT = Row(
         _figure(
             "Cost so far", Query(
                 _now_or_then(
-                    _of("job:gpu_efficiency_cost"), f"max_over_time({_of('job:gpu_efficiency_cost')}[$__range])"
+                    _COST, f"max_over_time({_of('job:gpu_efficiency_cost')}[$__range])"
                 ),
                 legend="{{currency}}",
             ),
             shows="GPU-hours held times the price of now. Without a price table it is GPU-hours.",
             bad="more than the job's result is worth", do="`gpu-efficiency report` has it at the prices of then",
-            decimals=2,
+            unit="short", decimals=2,
         ),
         _figure(
             "Lost so far", Query(
@@ -354,7 +371,7 @@ _RECEIPT = Row(
         _figure(
             "In trouble now",
             Query(
-                f"sum by (cluster) ({_of('job_state:gpu_efficiency_gpus', _BAD_STATES)})"
+                f"sum by (cluster) ({_of(_STATES, _BAD_STATES)})"
                 f" or 0 * sum by (cluster) ({_GPUS})"
             ),
             shows="Of the job's GPUs those that are hung, zombies, sick or not seen at this moment.",
@@ -468,7 +485,7 @@ _ALIVE = Row(
             bad="one stripe that differs from the others: a culprit or a straggler; all alike and not green: the job"
             " waits for something outside",
             do="go to the node of the odd one: the table below leads there",
-            queries=(Query(_STRIPES, legend="{{node}}/{{gpu}}{{of}}"),),
+            queries=(Query(_STRIPES, legend="{{node}} GPU {{gpu}}{{of}}"),),
             unit="none",
             width=24,
             height=10,
@@ -483,7 +500,7 @@ _ALIVE = Row(
                     Column(of="gpu", title="GPU", width=60),
                     Column(of="rank", title="Rank", width=60),
                     Column(of="state", title="State", words=words.STATES, width=90),
-                    Column(of="reason", title="Reason"),
+                    Column(of="reason", title="Reason", ours=True),
                     Column(of="B", title="For", unit="s", decimals=0, width=80),
                     Column(of="C", title="Last work", unit="s", decimals=0, width=85),
                     Column(of="D", title="Hang signs", unit="percentunit", decimals=0, width=90),

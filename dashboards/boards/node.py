@@ -244,7 +244,7 @@ _NOW = Row(
                 (
                     Column(of="gpu", title="GPU", width=60),
                     Column(of="A", title="State", unit="none", texts=_URGENT, words=_URGENT_COLOURS, width=110),
-                    Column(of="reason", title="Why", width=110),
+                    Column(of="reason", title="Why", width=110, ours=True),
                     Column(of="B", title="For", unit="s", decimals=1, width=90),
                     Column(of="job_id", title="Job", link=TO_JOB, width=150),
                     Column(of="rank", title="Rank", width=60),

@@ -315,7 +315,7 @@ _LOOK = Row(
             kind=Table(
                 (
                     Column(of="node", title="Node", link=TO_NODE),
-                    Column(of="kind", title="Fault", width=170),
+                    Column(of="kind", title="Fault", width=170, ours=True),
                     Column(of="Value", title="Times", unit="short", decimals=0, bar=words.WATCH, width=200),
                 ),
                 sort="Value",
@@ -348,7 +348,7 @@ _SILENT = "node not reporting"
 def _listed(label: str, title: str, value: str, *, bar: str, decimals: int = 0) -> Table:
     """Names and a bar each. A bar gauge would leave the name out where there is only one."""
     number = Column(of="Value", title=value, unit="short", width=110, bar=bar, decimals=decimals)
-    return Table((Column(of=label, title=title), number), sort="Value")
+    return Table((Column(of=label, title=title, ours=True), number), sort="Value")
 
 
 def _or_said(expr: str, label: str, nothing: str) -> str:

@@ -302,7 +302,7 @@ _FAILURES = Row(
             title="Disruptions a day of 1,000 GPUs",
             kind=Table(
                 (
-                    Column(of="cause", title="Cause"),
+                    Column(of="cause", title="Cause", ours=True),
                     Column(of="Value", title="A day", unit="none", decimals=1, width=110, bar=words.WATCH),
                 )
             ),

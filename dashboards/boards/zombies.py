@@ -345,7 +345,7 @@ _CALL = Row(
                     Column(of="B", title="How many", unit="none", decimals=0, width=90),
                     Column(of="job_id", title="Job, or one of them", link=_LOOK, width=150),
                     Column(of="node", title="Node", link=TO_NODE, width=150),
-                    Column(of="reason", title="Reason", width=110),
+                    Column(of="reason", title="Reason", width=110, ours=True),
                     Column(of="user", title="User", width=100),
                     Column(of="team", title="Team", link=_TEAM, width=110),
                     Column(of="runbook", title="Runbook", link=_TO_RUNBOOK),
@@ -435,7 +435,7 @@ _RANKS = Row(
                 (
                     Column(of="node", title="Node", link=TO_NODE),
                     Column(of="state", title="State", words=words.STATES, width=95),
-                    Column(of="reason", title="Reason", width=110),
+                    Column(of="reason", title="Reason", width=110, ours=True),
                     Column(of="A", title="GPUs", unit="none", decimals=0, width=55),
                     Column(of="B", title="First seen ago", unit="s", decimals=1, width=130),
                 ),
@@ -515,7 +515,7 @@ _HELD = at("gpu_efficiency_allocation_info", THIS_NODE, THIS_JOB)
 _AT_MOST = 64
 """Lines that one can tell apart in a chart; of more GPUs the highest, the middle and the lowest are drawn."""
 _FEW, _MANY = f"and on () (count({_HELD}) <= {_AT_MOST})", f"and on () (count({_HELD}) > {_AT_MOST})"
-_THIS = "{{node}}: {{gpu}} {{rank}}"
+_THIS = "{{node}} GPU {{gpu}}{{of}}"
 _CHOOSE = "click on a job above, or type its number at the top"
 _OF_LINKS = 'leak="exposed_communication"'
 _STATES = tuple(words.STATES)
@@ -523,9 +523,9 @@ _STATES = tuple(words.STATES)
 
 def _of_job(expr: str) -> str:
     """Of the GPUs that the job holds, with their node and rank."""
-    ranked = f'label_replace(max by (cluster, instance, uuid, rank) ({_HELD}), "rank", "rank $1", "rank", "(.+)")'
+    ranked = f'label_replace(max by (cluster, instance, uuid, rank) ({_HELD}), "of", ", rank $1", "rank", "(.+)")'
     return (
-        f"({expr}) * on (cluster, instance, uuid) group_left (rank) {ranked}"
+        f"({expr}) * on (cluster, instance, uuid) group_left (rank, of) {ranked}"
         f" * on (cluster, instance) group_left (node) {at('node:gpu_efficiency_info', THIS_NODE)}"
     )
 
@@ -597,7 +597,7 @@ _EYE = Row(
                     Column(of="gpu", title="GPU", width=52),
                     Column(of="rank", title="Rank", width=60),
                     Column(of="state", title="State", words=words.STATES, width=90),
-                    Column(of="reason", title="Why", width=130, texts=_WAITED_FOR, words=_STANDS_OUT),
+                    Column(of="reason", title="Why", width=130, ours=True, texts=_WAITED_FOR, words=_STANDS_OUT),
                     Column(of="B", title="Agree", unit="percentunit", decimals=0, width=70),
                     *(
                         Column(of=letter, title=title, unit="none", width=98, texts=_AGREES, words=_FOR_A_HANG)
@@ -629,7 +629,7 @@ _EYE = Row(
             shows="The state of each GPU of the job. For more than 64 GPUs choose nodes at the top.",
             bad="one stripe that changes minutes before the others: there it began",
             do="compare with the curves below at the same moment",
-            queries=(Query(f"max by ({_BY}, rank) ({_of_job(_numbered())}) {_FEW}", legend=_THIS),),
+            queries=(Query(f"max by ({_BY}, of) ({_of_job(_numbered())}) {_FEW}", legend=_THIS),),
             unit="none",
             width=24,
             height=6,

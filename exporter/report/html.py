@@ -14,7 +14,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from msgspec import UNSET
 
-from exporter.colours import FILL_CONTRAST, LAYERS, TEXT_CONTRAST, shade
+from exporter.colours import LARGE_CONTRAST, LAYERS, TEXT_CONTRAST, shade
 from exporter.core.hangs import HUNG
 from exporter.formatting import NO_VALUE, format_percent, readable_name
 from exporter.report import charts
@@ -37,7 +37,9 @@ _FILLED = ("gau", "ectr", "emfu", "useful")
 
 def _shades(ground: str) -> dict[str, str]:
     """Return the layers' colours so that they stand out from the ground; `useful` is also a text's."""
-    return {name: shade(LAYERS[name], ground, TEXT_CONTRAST if name == "useful" else FILL_CONTRAST) for name in _FILLED}
+    return {
+        name: shade(LAYERS[name], ground, TEXT_CONTRAST if name == "useful" else LARGE_CONTRAST) for name in _FILLED
+    }
 
 
 LIGHT_COLOURS = {

@@ -1,6 +1,7 @@
 """Every panel of every board, asked of a real Prometheus: without error, with data, and with the ledger's numbers."""
 
 import json
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
@@ -11,14 +12,17 @@ import pytest
 from dashboards.build import FOLDER
 from dashboards.owners import to_bill, whose
 from dashboards.parts import Board, Note
+from dashboards.small_fleet import SMALL_FLEET
 from exporter.core.leaks import LEAKS
 from tests.dashboards.expected.row import Expected
-from tests.dashboards.expected.tables import BOARDS, EXPECTED, FILLED, MAIN, ODD, TABLES
+from tests.dashboards.expected.tables import BOARDS, EXPECTED, FILLED, MAIN, ODD, TABLES, WHOLE
 from tests.dashboards.grafana import Answer, Panel, asker, opened
+from tests.dashboards.hang import HUNG_FOR, JOB
+from tests.dashboards.past import rules
 from tests.dashboards.stories import PRICE
 from tests.dashboards.variables import Ask
 from tests.dashboards.weeks import OWNED
-from tests.dashboards.world import World
+from tests.dashboards.world import ENDED, RESTARTED, World
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 OF_BOARDS = pytest.mark.parametrize("board", BOARDS.values(), ids=lambda board: board.name)
@@ -171,6 +175,109 @@ def test_runbooks_are_named_where_they_have_an_address(title: str, ask: Ask, wor
     for chosen, named in (({}, False), ({"runbooks": ["https://wiki.example/runbooks"]}, True)):
         panel = opens(BOARDS["zombies"], ask, world, chosen={"cluster": ["deadlock"], **chosen}, only={title})[title]
         assert ["runbook" in each.labels for each in panel.answers[0].series] == [named]
+
+
+@pytest.mark.parametrize("cluster", WHOLE)
+def test_leaks_add_up_to_what_is_paid_at_every_moment_and_over_all(cluster: str, ask: Ask, world: World) -> None:
+    """Also where exporters start, end and restart: in a cluster to the last digit, by the exporter's own law.
+
+    A counter of a job begins with the job, and Prometheus has no rate of what it had at its first scrape: the rates of
+    a job's leaks lack that much where an exporter has just started.
+    """
+
+    def points(query: str) -> dict[float, float]:
+        times = {"start": f"{world.end - 7200:.0f}", "end": f"{world.end:.0f}", "step": "240"}
+        (found,) = ask("query_range", {"query": query, **times})["result"]
+        return {at: float(value) for at, value in found["values"]}
+
+    of = f'{{cluster="{cluster}"}}'
+    paid = points(f"sum(rate(gpu_efficiency_paid_seconds_total{of}[5m])) > 0")
+    assert points(f"sum(cluster_leak:gpu_efficiency_seconds:rate5m{of})") == pytest.approx(paid, rel=1e-9)
+    hanging = [at for at in paid if at > world.end - HUNG_FOR]
+    paid, leaks = (
+        points(f"sum(rate(gpu_efficiency_job_paid_seconds_total{of}[5m]))"),
+        points(f"sum(job_leak:gpu_efficiency_seconds:rate5m{of})"),
+    )
+    for at in hanging:
+        assert leaks[at] == pytest.approx(paid[at], rel=0.05 if cluster == "hang_moves" else 1e-9)
+    titles = {"Of 100 GPU-hours paid", "Of 100 GPU-hours, without rules"}
+    for panel in opens(BOARDS["fleet"], ask, world, chosen={"cluster": [cluster]}, only=titles).values():
+        assert sum(found.points[-1][1] for found in panel.answers[0].series) == pytest.approx(100), panel.title
+
+
+@pytest.mark.parametrize(
+    ("name", "cluster", "label", "ago"),
+    [
+        ("Exporters restart", "moves", ("exporters", "1"), RESTARTED),
+        ("Large jobs start", "hang_across", ("job_id", JOB), 1500),
+        ("Large jobs end", "moves", ("job_id", "inference/chat-2-0"), ENDED - 300),
+        ("Xid errors", "lost_gpu", ("gpus", "1"), 1800),
+    ],
+)
+def test_a_mark_of_a_fleet_is_where_it_happened(
+    name: str, cluster: str, label: tuple[str, str], ago: float, *, ask: Ask, world: World
+) -> None:
+    (mark,) = (mark for mark in BOARDS["fleet"].marks if mark.name == name)
+    times = {"start": f"{world.end - 7200:.0f}", "end": f"{world.end:.0f}", "step": mark.step}
+    found = ask("query_range", {"query": mark.expr.replace("$cluster", cluster), **times})["result"]
+    marked = [at - world.end for row in found if label in row["metric"].items() for at, _ in row["values"]]
+    assert marked == pytest.approx([-ago], abs=300)
+
+
+NEED_RULES = {
+    "node": {"Power by what it was spent on"},
+    "job": {
+        "The largest jobs that run now", "Who the others wait for", "Alerts on it now", "ECTR against eMFU",
+        "Its GPUs by leak", "Tokens a second", "MFU, HFU and OFU", "Its time as reported by training",
+        "Steps and checkpoints",
+    },
+    "fleet": set(),
+}  # fmt: skip
+"""Panels that may stay empty where no rule of ours is loaded; of Fleet in its row for a small one."""
+VIEWS = {
+    "node": [{"node": ["gpu-node-08"]}, {"node": ["gpu-node-03"]}],
+    "job": [{"job_id": ["49001"]}, {"job_id": ["45001"]}, {"job_id": ["inference/chat-2-100"]}],
+    "fleet": [{}],
+}
+_RULES = re.compile(rf"(?<![\w:])({'|'.join(map(re.escape, {rule.name for rule in rules()}))})(?![\w:])")
+
+
+@pytest.fixture(name="unruled", scope="module")
+def _unruled(ask: Ask) -> Ask:
+    """The same Prometheus as if it had loaded no rule: what one records has a name that nothing has."""
+    return lambda path, given: ask(path, {name: _RULES.sub("nothing_records_it", text) for name, text in given.items()})
+
+
+@pytest.mark.parametrize("name", NEED_RULES)
+def test_a_board_of_one_node_or_job_and_a_small_fleet_need_no_recording_rules(
+    name: str, ask: Ask, unruled: Ask, world: World
+) -> None:
+    only = {panel.title for panel in SMALL_FLEET.panels} if name == "fleet" else set()
+    lost, said = set[str](), set[str]()
+    for chosen in VIEWS[name]:
+        ruled, bare = (
+            opens(BOARDS[name], each, world, chosen={"cluster": [MAIN], **chosen}, only=only) for each in (ask, unruled)
+        )
+        assert failures(bare) == {}
+        lost |= {title for title, panel in ruled.items() if filled(panel) and not filled(bare[title])}
+        said |= {title for title, panel in bare.items() if filled(panel)}
+    assert lost == NEED_RULES[name]
+    assert only <= said
+
+
+@OF_BOARDS
+def test_without_recording_rules_a_board_says_so_first(board: Board, ask: Ask, unruled: Ask, world: World) -> None:
+    title = "What these figures are of"
+    for each, missing in ((ask, False), (unruled, True)):
+        chosen = {"cluster": [MAIN], **VIEWS.get(board.name, [{}])[0]}
+        panel = opens(board, each, world, chosen=chosen, only={title})[title]
+        simulated, unloaded, *_ = panel.answers
+        assert (bool(simulated.series), bool(unloaded.series)) == (True, missing)
+
+
+def test_the_document_names_the_panels_that_need_rules() -> None:
+    document = " ".join((FOLDER.parent / "docs" / "dashboards.md").read_text(encoding="utf-8").split())
+    assert [title for titles in NEED_RULES.values() for title in titles if f"*{title}*" not in document] == []
 
 
 @pytest.mark.parametrize(("cluster", "recovered"), [("hang_across", False), ("fleet", False), ("demo", True)])

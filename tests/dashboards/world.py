@@ -4,8 +4,9 @@ Owns the choice of stories and their sizes, and the order in which everything is
 scheduler's page, then the rules. All ends at one moment. Cluster `fleet` is a mixed cluster of eight kinds of nodes and
 two of the demo; `blind` has a node whose daemon sees nothing and one whose daemon has fallen silent; `unpriced` has no
 price table; in `moves` one exporter of four starts late, one ends and one restarts; `hang_across` is one job on eight
-nodes; each other is called like its scenario. Run as `python -m tests.dashboards.world --serve` it ends now, says
-where its Prometheus answers, and stays until SIGTERM.
+nodes, and in `hang_moves` exporters start, end and restart around such a hang; each other is called like its scenario.
+Run as `python -m tests.dashboards.world --serve` it ends now, says where its Prometheus answers, and stays until
+SIGTERM.
 """
 
 import signal
@@ -60,6 +61,11 @@ MOVING = tuple(
 HANGING = tuple(
     Story(cluster="hang_across", scenario="hang_across", node=node, gpus=hang.GPUS) for node in range(hang.NODES)
 )
+HANG_MOVES = tuple(
+    replace(Story(cluster="hang_moves", scenario="hang_across", node=node, gpus=2), **how)
+    for node, how in enumerate(({}, {"seconds": 600.0}, {"silent": 240}, {"restarts": 120}))
+)
+"""The same hang, seven minutes old, while one exporter has started before it, one ends in it and one restarts in it."""
 
 
 class World(Struct, frozen=True):
@@ -91,7 +97,10 @@ def alone(name: str) -> Story:
 def stories() -> tuple[Story, ...]:
     """All of them, those that take longest first."""
     many = {"fleet", *hang.HANG_SCENARIOS}
-    return (*FLEET, *DEMOS, *ODD, *MOVING, *HANGING, *(alone(name) for name in reversed(STORIES) if name not in many))
+    return (
+        *FLEET, *DEMOS, *ODD, *MOVING, *HANGING, *HANG_MOVES,
+        *(alone(name) for name in reversed(STORIES) if name not in many),
+    )  # fmt: skip
 
 
 @contextmanager

@@ -18,5 +18,7 @@ FILLED = [
 ]
 """Stories that fill a panel which the main cluster leaves empty."""
 ODD = ("blind", "unpriced")
-CLUSTERS = frozenset({MAIN, *ODD, *(row.scenario for _, row in EXPECTED), *(story for _, story in FILLED)})
+WHOLE = ("moves", "hang_across", "hang_moves")
+"""Clusters whose leaks have to add up to what is paid, at every moment and over all."""
+CLUSTERS = frozenset({MAIN, *ODD, *WHOLE, *(row.scenario for _, row in EXPECTED), *(story for _, story in FILLED)})
 """Those that a test opens; no other scenario needs to be played for them."""
