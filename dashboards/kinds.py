@@ -94,7 +94,11 @@ def lines(kind: Lines, *, numbered: bool) -> Built:
     if kind.axis:
         built = built.axis_width(kind.axis)
     built = _numbered(built) if numbered else built
-    return _dashed(_coloured(built, kind.colours), kind.dashed, stacked=kind.stacked)
+    own = {**words.LEAKS, **words.STATES}
+    colours = {
+        name: colour if kind.stacked or name in own else words.on_both(colour) for name, colour in kind.colours.items()
+    }
+    return _dashed(_coloured(built, colours), kind.dashed, stacked=kind.stacked)
 
 
 def _numbered(built: Built) -> Built:

@@ -78,7 +78,7 @@ GROUNDS = ("#FFFFFF", "#181B1F")
 
 
 def on_both(colour: str) -> str:
-    """The shade of it in which large figures can be read on both grounds.
+    """The shade of it in which large figures can be read, and thin lines seen, on both grounds.
 
     No colour has 4.5 to 1 on both, so text of normal size has no colour of its own: it stands on one (`under_text`).
     What can be read as it is takes the darker shade of cells, so that it stays apart from what has to be darkened.
