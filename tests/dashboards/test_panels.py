@@ -224,7 +224,7 @@ def test_a_mark_of_a_fleet_is_where_it_happened(
     assert marked == pytest.approx([-ago], abs=300)
 
 
-NEED_RULES = {
+NEED_RULES: Mapping[str, set[str]] = {
     "node": {"Power by what it was spent on"},
     "job": {
         "The largest jobs that run now", "Who the others wait for", "Alerts on it now", "ECTR against eMFU",
@@ -234,7 +234,7 @@ NEED_RULES = {
     "fleet": set(),
 }  # fmt: skip
 """Panels that may stay empty where no rule of ours is loaded; of Fleet in its row for a small one."""
-VIEWS = {
+VIEWS: Mapping[str, Sequence[Mapping[str, Sequence[str]]]] = {
     "node": [{"node": ["gpu-node-08"]}, {"node": ["gpu-node-03"]}],
     "job": [{"job_id": ["49001"]}, {"job_id": ["45001"]}, {"job_id": ["inference/chat-2-100"]}],
     "fleet": [{}],

@@ -61,9 +61,12 @@ MOVING = tuple(
 HANGING = tuple(
     Story(cluster="hang_across", scenario="hang_across", node=node, gpus=hang.GPUS) for node in range(hang.NODES)
 )
-HANG_MOVES = tuple(
-    replace(Story(cluster="hang_moves", scenario="hang_across", node=node, gpus=2), **how)
-    for node, how in enumerate(({}, {"seconds": 600.0}, {"silent": 240}, {"restarts": 120}))
+_MOVED = Story(cluster="hang_moves", scenario="hang_across", gpus=2)
+HANG_MOVES = (
+    _MOVED,
+    replace(_MOVED, node=1, seconds=600.0),
+    replace(_MOVED, node=2, silent=240),
+    replace(_MOVED, node=3, restarts=120),
 )
 """The same hang, seven minutes old, while one exporter has started before it, one ends in it and one restarts in it."""
 
