@@ -25,7 +25,7 @@ from alerts.build_runbooks import (
     skeleton,
 )
 from exporter.cli import build_parser
-from exporter.config import load
+from exporter.config import LIVE, Config, load
 from exporter.core.policy import Policy
 from exporter.preview.scoring import policy_rows
 from exporter.web.app import PATHS
@@ -164,9 +164,37 @@ def test_every_runbook_shows_how_to_tune() -> None:
     assert {fence.runbook for fence in fences("toml")} == set(TEXTS)
 
 
-def test_a_change_of_exemptions_asks_for_no_restart() -> None:
-    """They are reloaded, and a restart would make each daemon prove its zombies anew."""
-    assert "then restart" not in " ".join(TEXTS["GPUEfficiencyExemptionExpired"].split())
+NO_SETTING = "no setting: "
+RESTARTS = {
+    "GPUEfficiencyConservationBroken": [
+        f"{NO_SETTING}books that do not add up are begun anew", f"{NO_SETTING}the alert's own text says the same",
+    ],
+    "GPUEfficiencyExporterDown": [f"{NO_SETTING}it does not answer"],
+    "GPUEfficiencyExporterMissing": ["slurm.node_name"],
+    "GPUEfficiencyGPULost": ["inventory.file"],
+    "GPUEfficiencyHistoryFailing": ["history.file", f"{NO_SETTING}when it is safe, not that it helps"],
+    "GPUEfficiencySchedulerDataStale": ["scheduler"],
+}  # fmt: skip
+"""For what a runbook or its alert asks to restart the daemon, as often as it does: a setting that a reload does not take,
+or why else. A restart after any other change would make the daemon prove its hangs and zombies anew for nothing."""
+_RESTART = re.compile(
+    r"(?<!not )restart (?:the daemon|the exporter|the daemonset|it only|gpu-efficiency)|(?<!no )restart is needed"
+    r"|then restart(?! the job)|needs? (?:a|to be) restart|rollout restart",
+    re.IGNORECASE,
+)
+
+
+@each("alert", ALERTS, ids=lambda alert: alert.name)
+def test_a_restart_of_the_daemon_is_asked_for_only_where_a_reload_is_not_enough(alert: Alert) -> None:
+    said = " ".join(f"{WRITTEN[alert.name]} {alert.rule['annotations']['description']}".split())
+    assert len(_RESTART.findall(said)) == len(RESTARTS.get(alert.name, ())), said
+
+
+def test_settings_after_which_a_runbook_asks_for_a_restart_are_not_reloaded() -> None:
+    settings = [each for found in RESTARTS.values() for each in found if not each.startswith(NO_SETTING)]
+    sections = {setting.partition(".")[0] for setting in settings}
+    assert sections <= set(Config.__struct_fields__)
+    assert not sections & set(LIVE)
 
 
 @each("command", sorted(set(commands())))
