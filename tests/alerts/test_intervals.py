@@ -1,7 +1,7 @@
 """Each group of rules is evaluated often enough for all that read its series, as shipped and in the faster profile.
 
-Prometheus uses a sample for five minutes. One minute of them is left for an evaluation that comes late; who reads what is
-recorded more rarely says how far it looks back.
+Prometheus uses a sample for five minutes. One minute of them is left for an evaluation that comes late; who reads what
+is recorded more rarely says how far it looks back.
 """
 
 import re

@@ -175,8 +175,8 @@ RESTARTS = {
     "GPUEfficiencyHistoryFailing": ["history.file", f"{NO_SETTING}when it is safe, not that it helps"],
     "GPUEfficiencySchedulerDataStale": ["scheduler"],
 }  # fmt: skip
-"""For what a runbook or its alert asks to restart the daemon, as often as it does: a setting that a reload does not take,
-or why else. A restart after any other change would make the daemon prove its hangs and zombies anew for nothing."""
+"""For what a runbook or its alert asks to restart the daemon, as often as it does: a setting that a reload does not
+take, or why else. A restart after any other change would make the daemon prove hangs and zombies anew for nothing."""
 _RESTART = re.compile(
     r"(?<!not )restart (?:the daemon|the exporter|the daemonset|it only|gpu-efficiency)|(?<!no )restart is needed"
     r"|then restart(?! the job)|needs? (?:a|to be) restart|rollout restart",
