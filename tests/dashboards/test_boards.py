@@ -4,6 +4,7 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from dashboards import words
 from dashboards.build import FOLDER, boards, main
+from dashboards.drawing import draw
 from dashboards.parts import Bars, Board, Column, Lines, Note, Panel, Table, Timeline
 from dashboards.series import first_series
 from dashboards.small_fleet import SMALL_FLEET
@@ -43,8 +45,14 @@ FEW = re.compile(r'state=~?"(?:hung|zombie|unowned|unavailable|unobserved)[a-z|]
 """A state that few GPUs of a fleet are in at a time."""
 
 
+@cache
+def text_of(name: str) -> str:
+    return draw(BOARDS[name])
+
+
 def file_of(board: Board) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((FOLDER / f"{board.uid}.json").read_text())
+    """As it is drawn now; that the files are so has a test of its own."""
+    found: dict[str, Any] = json.loads(text_of(board.name))
     return found
 
 
