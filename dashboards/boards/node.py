@@ -84,7 +84,7 @@ _ANSWER = Row(
     "What the node got of what was paid",
     (
         Panel(
-            title="Useful: GAU x ECTR x eMFU",
+            title="Useful",
             kind=Figure(),
             shows="GAU x ECTR x eMFU of this node over the time shown: the share of GPU time that advanced a model.",
             bad="below 14 %; below 3 % where servers had most of its GPU time",
@@ -98,24 +98,24 @@ _ANSWER = Row(
         ),
         _layer(
             "gau",
-            "GAU: allocated and working",
+            "GAU",
             shows="Held by a job that works / seen. None: nothing was seen.",
             do="see who rests in the table of GPUs: state zombie, unallocated or unavailable",
         ),
         _layer(
             "ectr",
-            "ECTR: computing",
+            "ECTR",
             shows="Computing / allocated and working. None: no GPU was held and worked.",
             do="see the purple leaks below, then the job's own board",
         ),
         _layer(
             "emfu",
-            "eMFU: useful FLOPs",
+            "eMFU",
             shows="Useful / computing. None: nothing computed, or its worth cannot be known.",
             do="see the blue leaks below; if throttled is among them it is this machine, else it is the job",
         ),
         Panel(
-            title="What nvidia-smi says",
+            title="nvidia-smi",
             kind=Figure(steps=((None, words.UNKNOWN),)),
             shows="Paid time with any kernel on a GPU, as the driver's utilisation counts. A kernel that only waits"
             " counts in full.",

@@ -237,7 +237,7 @@ _LOOK = Row(
                     Column(of="severity", title="Severity", width=75),
                     Column(of="A", title="Now", unit="none", decimals=0, width=55),
                     Column(of="B", title="Time shown", unit="none", decimals=0, width=115),
-                    Column(of="first", title="Do first", texts=_FIRING),
+                    Column(of="first", title="Do first", texts=_FIRING, wrapped=True),
                 ),
                 sort="B",
             ),

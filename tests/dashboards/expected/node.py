@@ -68,13 +68,13 @@ ROWS = (
     *(
         Expected(panel=panel, scenario="training_waterfall", minutes=600, worth=share(which, 600), within=0.03)
         for which, panel in {
-            "product": "Useful: GAU x ECTR x eMFU",
-            "gau": "GAU: allocated and working",
-            "ectr": "ECTR: computing",
-            "emfu": "eMFU: useful FLOPs",
+            "product": "Useful",
+            "gau": "GAU",
+            "ectr": "ECTR",
+            "emfu": "eMFU",
         }.items()
     ),
-    Expected(panel="What nvidia-smi says", scenario="training_waterfall", minutes=600, worth=kernels, within=0.03),
+    Expected(panel="nvidia-smi", scenario="training_waterfall", minutes=600, worth=kernels, within=0.03),
     Expected(panel="Coverage", scenario="telemetry_outage", minutes=30, worth=coverage(30), within=0.03),
     Expected(panel="GPUs", scenario="deadlock", worth=gpus, within=0),
     Expected(panel="Paid an hour", scenario="deadlock", where=USD, worth=lambda played: gpus(played) * PRICE),
