@@ -1,10 +1,11 @@
 """Loads our rules in Prometheus 3 and scrapes a daemon with it: `make prometheus-3`.
 
-Debian unstable's Prometheus is put into a tree below `.cache` (as root, by mmdebstrap), once. Its promtool checks all
-rules; its server loads them and scrapes the simulated node of `gpu-efficiency demo` with each negotiation of formats
-that its configuration allows, and must have every series of the page and no failed rule. Then it takes the place of
-Prometheus 2 in tests: every panel of every board has data of the simulated world, the examples of configuration are
-valid, a scrape shows its certificate, an agent writes into a store that evaluates the rules.
+Debian unstable's Prometheus, Alertmanager and VictoriaMetrics are put into a tree below `.cache` (as root, by
+mmdebstrap), once. Its promtool checks all rules; its server loads them and scrapes the simulated node of
+`gpu-efficiency demo` with each negotiation of formats that its configuration allows, and must have every series of the
+page and no failed rule. Then it and its Alertmanager take the place of Debian 12's in tests: every panel of every board
+has data of the simulated world, the examples of configuration are valid, a scrape shows its certificate, an agent
+writes into a store that evaluates the rules, and whoever is concerned is told of an incident in a small fleet.
 
 The tests of the rules, and of the numbers on boards, are not run: their values are those of closed ranges, of
 Prometheus 2. From 3.0 on a range leaves out its first instant, so that values at whole minutes differ by one sample.
@@ -30,6 +31,7 @@ from tests.waiting import wait_for
 
 ROOT = Path(__file__).resolve().parents[1]
 TREE = ROOT / ".cache/prometheus-3"
+_PACKAGES = "prometheus,prometheus-alertmanager,victoria-metrics"
 NEGOTIATIONS = {
     "as it is by default": ("", ()),
     "native histograms: protobuf first": ("", ("--enable-feature=native-histograms",)),
@@ -103,20 +105,30 @@ def scrape(served: Daemon) -> None:
             sys.stdout.write(f"{name}: {stored:.0f} series, {len(rules)} rules\n")
 
 
+_PROGRAMS = ("prometheus", "prometheus-alertmanager", "amtool")
 _TESTS = (
     "tests/dashboards/test_panels.py", "tests/test_prometheus_examples.py",
     "tests/e2e/test_web.py::test_only_with_a_certificate_and_prometheus_has_one",
     "tests/e2e/test_prometheus_scale.py::test_an_agent_writes_a_node_s_useful_share_into_a_store_with_the_rules",
+    "tests/alerts/test_alertmanager.py", "tests/alerts/test_templates.py", "tests/e2e/test_alerts.py",
     "-k", "not test_a_panel_says_what_the_ledger_says",
 )  # fmt: skip
 
 
-def run_tests() -> None:
-    """Run tests with it as the `prometheus` that they start. Raises CalledProcessError."""
+def build_tree() -> None:
+    """Build it, unless it has these packages. Raises ChrootError."""
+    mark = TREE / ".built"
+    if not mark.is_file() or mark.read_text(encoding="utf-8") != _PACKAGES:
+        build(TREE, release="unstable", packages=_PACKAGES)
+
+
+def run_tests(programs: Sequence[str], *words: str) -> None:
+    """Run pytest with these programs of the tree first on the PATH. Raises CalledProcessError."""
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "prometheus").symlink_to(TREE / "usr/bin/prometheus")
+        for name in programs:
+            (Path(folder) / name).symlink_to(TREE / "usr/bin" / name)
         env = environment(PATH=f"{folder}:{os.environ['PATH']}")
-        subprocess.run([sys.executable, "-m", "pytest", "-q", "-n", "0", *_TESTS], cwd=ROOT, env=env, check=True)
+        subprocess.run([sys.executable, "-m", "pytest", "-q", "-n", "0", *words], cwd=ROOT, env=env, check=True)
 
 
 _MOVING = 5
@@ -134,13 +146,13 @@ def _groups(client: httpx.Client) -> list[dict[str, Any]]:
 
 def main() -> int:
     """Return 0 if rules and scrapes work in Prometheus 3."""
-    if not (TREE / ".built").is_file():
-        build(TREE, release="unstable", packages="prometheus")
-    subprocess.run(inside("prometheus", "--version"), check=True)
+    build_tree()
+    for name in _PROGRAMS:
+        subprocess.run(inside(name, "--version"), check=True)
     check_rules()
     with tempfile.TemporaryDirectory() as folder, daemon(Path(folder), "demo") as served:
         scrape(served)
-    run_tests()
+    run_tests(_PROGRAMS, *_TESTS)
     return 0
 
 

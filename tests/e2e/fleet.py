@@ -32,7 +32,7 @@ _PACE = {"scrape_interval": "15s", "scrape_timeout": "15s", "evaluation_interval
 _RESEND = "5m"
 """Alertmanager takes an alert for resolved that Prometheus has not sent again for four times as long. With Prometheus'
 default of a minute that is ten seconds at the first pace, for which a busy machine may keep either of them waiting."""
-_TROUBLE = re.compile(r"level=error|Evaluating rule failed|template failed")
+_TROUBLE = re.compile(r"(?i)level=error|evaluating rule failed|template failed")
 """What Prometheus says of rules that it cannot use."""
 _SERVING = re.compile(r"serving http://\S+:(\d+)/")
 
