@@ -2,7 +2,7 @@
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help dist deb version workflows release run check lint quick test-pythons test-kubernetes core others test installed slurm-trees image-parts wheels checks collected rules prometheus-3 thanos mimir skips packages mutants bench accuracy docs site \
+.PHONY: help dist deb version workflows release run check lint quick test-pythons test-kubernetes core others test installed slurm-trees image-parts wheels checks collected rules prometheus-3 victoriametrics thanos mimir skips packages mutants bench accuracy docs site \
   dashboards pictures goldens proto lock clean
 
 # Tests start hundreds of interpreters: without bytecode each of them would compile the exporter anew.
@@ -115,9 +115,12 @@ test-kubernetes: .venv/.installed image-parts ## the chart and the clients on a 
 	$(NAMESPACES) sh -c 'ip link set lo up && $(BIN)/pytest -q -m kubernetes -n 0 tests/kubernetes/real; exit $$?'
 
 # Debian's build of it has no receiver of OTLP: a second one is built from its Go module, and Go must be on the PATH.
-prometheus-3: .venv/.installed ## our rules, boards, scrapes and pushes in Prometheus 3: eight minutes, after a build of four or more
+prometheus-3: .venv/.installed ## our rules, boards, scrapes, pushes and alerts in Prometheus 3 with Alertmanager 0.33: ten minutes, after a build of four or more
 	$(BIN)/python -m tests.prometheus3
 	$(BIN)/python -m tests.otlp.prometheus
+
+victoriametrics: .venv/.installed ## our rules and boards in VictoriaMetrics, and vmalert: seven minutes
+	$(BIN)/python -m tests.victoriametrics
 
 thanos: .venv/.installed ## our rules' expressions in Thanos over two replicas: a minute, after a build of twenty
 	$(BIN)/python -m tests.thanos

@@ -42,12 +42,12 @@ def ready(client: httpx.Client, path: str = "/-/ready") -> bool:
 
 
 @contextmanager
-def victoria(folder: Path) -> Iterator[httpx.Client]:
-    """VictoriaMetrics, likewise."""
+def victoria(folder: Path, *more: str) -> Iterator[httpx.Client]:
+    """VictoriaMetrics with more flags, likewise."""
     port = free_port()
     words = [
         "victoria-metrics", f"-storageDataPath={folder}/vm", f"-httpListenAddr=127.0.0.1:{port}",
-        "-retentionPeriod=100y", "-search.latencyOffset=0s",
+        "-retentionPeriod=100y", "-search.latencyOffset=0s", "-search.disableCache", *more,
     ]  # fmt: skip
     with (
         running(words, folder / "vm.log", environment()) as program,
