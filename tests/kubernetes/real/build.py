@@ -1,4 +1,4 @@
-"""Builds Kubernetes, etcd and Helm from their Go modules: `python -m tests.kubernetes.real.build`.
+"""Builds Kubernetes, kubectl, etcd and Helm from their Go modules: `python -m tests.kubernetes.real.build`.
 
 go.mod beside this file pins all versions and go.sum their hashes; the programs lie in `.cache/kubernetes` and are built
 anew when one of the two files changes. Needs Go (go.dev) on the PATH: Debian 12's is too old. The first build took
@@ -24,6 +24,7 @@ PROGRAMS = {
     "kube-controller-manager": "k8s.io/kubernetes/cmd/kube-controller-manager",
     "kube-scheduler": "k8s.io/kubernetes/cmd/kube-scheduler",
     "kubelet": "k8s.io/kubernetes/cmd/kubelet",
+    "kubectl": "k8s.io/kubernetes/cmd/kubectl",
 }
 OPERATOR = "github.com/prometheus-operator/prometheus-operator@v0.85.0"
 """The module whose example/prometheus-operator-crd has the custom resource definitions."""
@@ -42,7 +43,7 @@ def version_of(module: str) -> str:
 
 def missing() -> str:
     """Return why the programs cannot be used; "" if they are those of go.mod."""
-    if _STAMP.is_file() and _STAMP.read_text() == _digest():
+    if _is_of_go_mod() and all((FOLDER / name).is_file() for name in PROGRAMS):
         return ""
     return "Kubernetes is not built, or from another go.mod: make test-kubernetes"
 
@@ -54,8 +55,11 @@ def build() -> None:
     go = shutil.which("go")
     if go is None:
         raise BuildError("no Go on the PATH: install 1.25 or newer from go.dev/doc/install")
+    if not _is_of_go_mod():
+        shutil.rmtree(FOLDER, ignore_errors=True)
     FOLDER.mkdir(parents=True, exist_ok=True)
-    for name, package in PROGRAMS.items():
+    left = {name: package for name, package in PROGRAMS.items() if not (FOLDER / name).is_file()}
+    for name, package in left.items():
         sys.stdout.write(f"Building {name} from {package} ...\n")
         sys.stdout.flush()
         _run(go, "build", "-p", "2", "-ldflags", _flags(), "-o", f"{FOLDER / name}", package)
@@ -65,6 +69,10 @@ def build() -> None:
     shutil.copytree(Path(module["Dir"]) / "example" / "prometheus-operator-crd", crds)
     crds.chmod(0o755)  # Go's copies are read-only
     _STAMP.write_text(_digest())
+
+
+def _is_of_go_mod() -> bool:
+    return _STAMP.is_file() and _STAMP.read_text() == _digest()
 
 
 def _digest() -> str:

@@ -59,6 +59,7 @@ class ControlPlane:
         self.start_api_server()
         self._start("kube-controller-manager", *self._controller_manager())
         wait_for(lambda: self._has_service_account("default"), "the controllers make service accounts", seconds=300)
+        self._may_ask_kubelets()
 
     def start_api_server(self) -> None:
         """Start kube-apiserver and wait until it is ready."""
@@ -145,6 +146,15 @@ class ControlPlane:
 
     # -- the servers --
 
+    def _may_ask_kubelets(self) -> None:
+        """Let the API server ask kubelets, as kubeadm does: by its certificate it is the user `apiserver` to them."""
+        group = "rbac.authorization.k8s.io"
+        self.create(f"/apis/{group}/v1/clusterrolebindings", {
+            "metadata": {"name": "apiserver"},
+            "subjects": [{"kind": "User", "name": "apiserver", "apiGroup": group}],
+            "roleRef": {"kind": "ClusterRole", "name": "system:kubelet-api-admin", "apiGroup": group},
+        })  # fmt: skip
+
     def _start(self, name: str, *flags: str) -> Program:
         words = [f"{FOLDER / name}", *flags]
         return self._stack.enter_context(running(words, self.folder / f"{name}.log", environment()))
@@ -169,6 +179,9 @@ class ControlPlane:
         yield f"--tls-cert-file={self._certificate}"
         yield f"--tls-private-key-file={self._key}"
         yield f"--client-ca-file={self.ca}"
+        yield f"--kubelet-client-certificate={self._certificate}"
+        yield f"--kubelet-client-key={self._key}"
+        yield "--kubelet-preferred-address-types=InternalIP"
         yield f"--token-auth-file={self._tokens}"
         yield "--authorization-mode=Node,RBAC"
         yield "--service-account-issuer=https://kubernetes.default.svc"

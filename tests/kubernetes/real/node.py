@@ -27,7 +27,8 @@ ROOT = Path("/var/lib/kubelet")
 POD_RESOURCES = ROOT / "pod-resources" / "kubelet.sock"
 PAUSE = "registry.example/pause:1"
 _TAKEN = ("/run", "/var/log", "/var/lib/kubelet", "/var/lib/gpu-efficiency", "/var/lib/cni")
-_PODS = "10.88.0.0/24"
+_PODS, _ADDRESS = "10.88.0.0/24", "10.88.0.1"
+"""The network of pods, and the node's own address in it."""
 _SERVICE = "10.96.0.1"
 """The address of the API server's own Service."""
 
@@ -57,7 +58,7 @@ class RealNode:
     def start_kubelet(self) -> None:
         """Start the kubelet and wait until its node is ready."""
         words = (f"{FOLDER / 'kubelet'}", f"--config={self._kubelet()}", f"--kubeconfig={self.cluster.kubeconfig}")
-        self.kubelet = self._start("kubelet", *words, f"--hostname-override={NAME}", "--node-ip=10.88.0.1")
+        self.kubelet = self._start("kubelet", *words, f"--hostname-override={NAME}", f"--node-ip={_ADDRESS}")
         wait_for(self._ready, "the node is ready", seconds=300)
 
     def stop_kubelet(self) -> None:
@@ -115,7 +116,7 @@ class RealNode:
         network = {"cniVersion": "0.4.0", "name": "pods", "plugins": plugins}
         (folder / "pods.conflist").write_text(json.dumps(network))
         _command("ip", "link", "add", "pods0", "type", "bridge")
-        _command("ip", "address", "add", "10.88.0.1/24", "dev", "pods0")
+        _command("ip", "address", "add", f"{_ADDRESS}/24", "dev", "pods0")
         _command("ip", "link", "set", "pods0", "up")
         Path("/proc/sys/net/ipv4/conf/all/route_localnet").write_text("1")
         for chain in ("PREROUTING", "OUTPUT"):
@@ -146,7 +147,7 @@ conf_dir = "{self.folder / "cni"}"
         settings = {
             "apiVersion": "kubelet.config.k8s.io/v1beta1",
             "kind": "KubeletConfiguration",
-            "address": "127.0.0.1",
+            "address": _ADDRESS,
             "port": free_port(),
             "healthzPort": 0,
             "authentication": {"x509": {"clientCAFile": f"{self.cluster.ca}"}},

@@ -11,22 +11,28 @@ import pytest
 import yaml
 
 from exporter.core.model import Device
-from tests.e2e.running import Page
+from tests.e2e.running import Page, environment
 from tests.helm.rendering import RELEASE
 from tests.image import bare, ours
 from tests.kubernetes.cluster import Node, gpu_uuid, node
+from tests.kubernetes.real.build import FOLDER
 from tests.kubernetes.real.control_plane import ControlPlane, Json
 from tests.kubernetes.real.device_plugin import DevicePlugin
 from tests.kubernetes.real.dra_driver import API, DRIVER, DraDriver, gpu, instance
 from tests.kubernetes.real.node import NAME, PAUSE, POD_RESOURCES, RealNode, why_not
+from tests.kubernetes.real.relay import Relay
+from tests.kubernetes.real.test_watches import KUBEFLOW, gone
 from tests.kubernetes.real.workloads import pod_path
 from tests.nvml_stub.build import build
+from tests.top.terminal import ENTER, ESCAPE, terminal
 from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(1200)]
 NAMESPACE, JOBS = "node", "node-jobs"
 IMAGE = "registry.example/gpu-efficiency"
 PATHS = ["PATH=/usr/local/bin:/usr/bin:/bin"]
+RUNTIME = ("/proc", "/dev", "/sys/fs/cgroup", "/etc/hosts", "/etc/hostname", "/etc/resolv.conf")
+"""Places that every container has writable, by runtime and kubelet; of control groups v1 only the folder of all."""
 GPU, SHARED = "nvidia.com/gpu", "nvidia.com/gpu.shared"
 SMALL, LARGE = "nvidia.com/mig-1g.10gb", "nvidia.com/mig-3g.40gb.shared"
 """Instances as the strategy "mixed" names them; the large one may be shared."""
@@ -151,8 +157,15 @@ def chart_values(world: Path) -> Json:
     }
 
 
+@pytest.fixture(name="relay")
+def _relay(rig: Rig) -> Iterator[Relay]:
+    made = Relay(rig.cluster.port)
+    yield made
+    made.close()
+
+
 @pytest.fixture(name="here")
-def _here(rig: Rig, tmp_path: Path) -> Iterator[Node]:
+def _here(rig: Rig, relay: Relay, tmp_path: Path) -> Iterator[Node]:
     """The daemon's scheduler on the real socket and the real API server, with the chart's service account."""
     cluster = rig.cluster
     (tmp_path / "token").write_text(cluster.token(NAMESPACE, RELEASE))
@@ -161,7 +174,7 @@ def _here(rig: Rig, tmp_path: Path) -> Iterator[Node]:
         made.opens(
             pod_resources_socket=f"{POD_RESOURCES}",
             node_name=NAME,
-            api_url=cluster.url,
+            api_url=f"https://127.0.0.1:{relay.port}",
             ca_file=f"{cluster.ca}",
             token_file=f"{tmp_path / 'token'}",
         )
@@ -189,9 +202,10 @@ def container(words: str = "sleep 100000", **resources: Any) -> Json:
     }
 
 
-def start(cluster: ControlPlane, name: str, resource: str = GPU) -> None:
+def start(cluster: ControlPlane, name: str, resource: str = GPU, **labels: str) -> None:
     """Create a pod that asks for one device, and leave it to the scheduler and the kubelet."""
-    run(cluster, name, {"containers": [container(limits={resource: "1"})]})
+    create(cluster, name, {"containers": [container(limits={resource: "1"})]}, **labels)
+    runs(cluster, name)
 
 
 def start_claiming(cluster: ControlPlane, name: str, **source: str) -> None:
@@ -201,8 +215,16 @@ def start_claiming(cluster: ControlPlane, name: str, **source: str) -> None:
 
 
 def run(cluster: ControlPlane, name: str, spec: Json) -> None:
+    create(cluster, name, spec)
+    runs(cluster, name)
+
+
+def create(cluster: ControlPlane, name: str, spec: Json, **labels: str) -> None:
     spec |= {"terminationGracePeriodSeconds": 0}
-    cluster.create(pod_path(JOBS), {"metadata": {"name": name}, "spec": spec})
+    cluster.create(pod_path(JOBS), {"metadata": {"name": name, "labels": labels}, "spec": spec})
+
+
+def runs(cluster: ControlPlane, name: str) -> None:
     wait_for(lambda: phase(cluster, name) == "Running", f"{name} runs")
 
 
@@ -283,6 +305,57 @@ def test_a_pod_that_is_evicted_frees_its_gpu(rig: Rig, here: Node) -> None:
     rig.cluster.create(f"{pod_path(JOBS, 'evicted')}/eviction", eviction)
     here.held()
     assert [each.owner.job_id for each in here.ended] == [f"{JOBS}/pod/evicted"]
+
+
+def train(rig: Rig, name: str) -> str:
+    """Start a pod of a training job; return the job's id, which only the API server tells."""
+    start(rig.cluster, name, GPU, **{KUBEFLOW: name})
+    return f"{JOBS}/trainingjob/{name}"
+
+
+def test_no_owner_of_two_hundred_pods_is_lost(rig: Rig, here: Node) -> None:
+    """In rounds of five, each of a whole GPU; each is seen with its job, and seen to end."""
+    ended = []
+    for number in range(0, 200, 5):
+        names = [f"run-{index}" for index in range(number, number + 5)]
+        for name in names:
+            spec = {"containers": [container()]}
+            create(rig.cluster, name, spec, **{KUBEFLOW: name})
+        wanted = sorted(f"{JOBS}/trainingjob/{name}" for name in names)
+        here.until(lambda state: jobs(state) == wanted, f"{wanted}")  # noqa: B023  called here only
+        for name in names:
+            rig.cluster.client.request("DELETE", pod_path(JOBS, name))
+        here.held()
+        ended += wanted
+    assert sorted(each.owner.job_id for each in here.ended) == sorted(ended)
+    assert here.faults == set()
+
+
+def test_a_token_that_is_replaced_and_a_version_that_the_server_has_forgotten(
+    rig: Rig, here: Node, relay: Relay, tmp_path: Path
+) -> None:
+    """The kubelet goes on meanwhile: pods come and go on its socket, and their jobs are told afterwards."""
+    cluster = rig.cluster
+    first = train(rig, "a")
+    here.until(lambda state: jobs(state) == [first], "the first")
+    (tmp_path / "token").write_text(cluster.token(NAMESPACE, RELEASE))
+    relay.cut()
+    relay.mend()
+    second = train(rig, "b")
+    here.until(lambda state: jobs(state) == [first, second], "the second, by the new token")
+
+    old = cluster.get("/api/v1/pods")["metadata"]["resourceVersion"]
+    relay.cut()
+    cluster.client.request("DELETE", pod_path(JOBS, "b"))
+    third = train(rig, "c")
+    here.until(lambda state: jobs(state) == [f"{JOBS}/pod/c", first], "the third, of which the kubelet knows no job")
+    cluster.compact()
+    cluster.stop_api_server()
+    cluster.start_api_server()
+    wait_for(lambda: gone(cluster, old), "the server has forgotten the version")
+    relay.mend()
+    here.until(lambda state: jobs(state) == [first, third], "all are listed again")
+    assert [each.owner.job_id for each in here.ended if each.owner.job_id != f"{JOBS}/pod/c"] == [second]
 
 
 # -- the pod of the chart --
@@ -381,9 +454,67 @@ def test_the_page_names_the_owners_of_claims(rig: Rig, address: str) -> None:
 
 def test_install_check_inside_the_pod_finds_kubelet_and_api_server(rig: Rig) -> None:
     pod = wait_for(partial(exporter, rig.cluster), "the exporter's pod is ready")
-    (status,) = pod["status"]["containerStatuses"]
-    done = rig.node.execute(status["containerID"].removeprefix("containerd://"), "gpu-efficiency", "install-check")
+    done = rig.node.execute(container_id(pod), "gpu-efficiency", "install-check")
     good = [line.split()[1:3] for line in done.splitlines() if line.startswith("  ok ")]
     assert ["kubernetes", "the"] in good, done
     assert ["kubernetes", "api"] in good, done
     assert ["scheduler", "the"] in good, done
+
+
+def test_the_pod_has_the_rights_that_the_chart_gives_it_and_no_others(rig: Rig) -> None:
+    """As the kernel has them, of the daemon's own process: root, who may do nothing that needs a capability."""
+    pod = wait_for(partial(exporter, rig.cluster), "the exporter's pod is ready")
+    (container,) = pod["spec"]["containers"]
+    status = dict(line.split(":\t", 1) for line in inside(rig, pod, "/proc/1/status").splitlines() if ":\t" in line)
+    assert "gpu-efficiency" in inside(rig, pod, "/proc/1/cmdline")
+    assert pod["spec"]["securityContext"] == {
+        "runAsUser": 0, "runAsGroup": 0, "seccompProfile": {"type": "RuntimeDefault"},
+    }  # fmt: skip
+    assert status["Uid"].split() == status["Gid"].split() == ["0"] * 4
+    assert set(status["Groups"].split()) <= {"0"}
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]},
+    }  # fmt: skip
+    assert {status[f"Cap{which}"] for which in ("Inh", "Prm", "Eff", "Bnd", "Amb")} == {"0" * 16}
+    assert (status["NoNewPrivs"], status["Seccomp"]) == ("1", "2")
+    lines = inside(rig, pod, "/proc/1/mountinfo").splitlines()
+    mounts = {fields[4]: fields[5].split(",") for line in lines if (fields := line.split())}
+    assert "ro" in mounts["/"]
+    asked = {each["mountPath"] for each in container["volumeMounts"] if not each.get("readOnly")}
+    assert {place for place, options in mounts.items() if "rw" in options and not place.startswith(RUNTIME)} == asked
+    refused = rig.node.execute(container_id(pod), "python", "-c", "open('/usr/x', 'w')")
+    assert "Read-only file system" in refused
+
+
+def container_id(pod: Json) -> str:
+    """Return the container of the daemon, as containerd calls it."""
+    (status,) = pod["status"]["containerStatuses"]
+    found: str = status["containerID"].removeprefix("containerd://")
+    return found
+
+
+def inside(rig: Rig, pod: Json, file: str) -> str:
+    """Return a file as the pod's container has it."""
+    return rig.node.execute(container_id(pod), "python", "-c", f"print(open({file!r}).read())")
+
+
+def test_top_on_a_terminal_through_kubectl_exec(rig: Rig, address: str) -> None:
+    """At two sizes of the window, and it ends by its key."""
+    pod = wait_for(partial(exporter, rig.cluster), "the exporter's pod is ready")
+    start(rig.cluster, "shown")
+    wait_for(lambda: page(address).rows("job_info", job_id=f"{JOBS}/pod/shown"), "the job is on the page")
+    words = [f"{FOLDER / 'kubectl'}", "exec", "--stdin", "--tty", "--namespace", NAMESPACE, pod["metadata"]["name"]]
+    env = environment(KUBECONFIG=f"{rig.cluster.kubeconfig}")
+    with terminal([*words, "--", "gpu-efficiency", "top"], columns=120, lines=36, env=env) as top:
+        top.shows("[GPUs]", "q quit", JOBS)
+        top.resize(80, 24)
+        top.until(lambda text: "q quit" in text.splitlines()[-1], "it fills the smaller window")
+        top.press("/shown")
+        top.shows("filter: shown_")
+        top.press(ENTER)
+        top.press(ENTER)
+        top.shows(f"job {JOBS}/pod/shown on", "Esc back")
+        top.press(ESCAPE)
+        top.shows("[GPUs]")
+        top.press("q")
+        assert top.ended() == 0
