@@ -38,4 +38,4 @@ def _store(folder: Path) -> Iterator[past.Past]:
         yield Flushed(client)
 
 
-world.prometheus = _store
+world.prometheus = _store  # type: ignore[attr-defined,assignment]
