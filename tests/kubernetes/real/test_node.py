@@ -9,12 +9,14 @@ from typing import Any
 import httpx
 import pytest
 import yaml
+from msgspec import structs
 
 from exporter.core.model import Device
+from exporter.schedulers.kubernetes.api import ApiTimeouts
 from tests.e2e.running import Page, environment
 from tests.helm.rendering import RELEASE
 from tests.image import bare, ours
-from tests.kubernetes.cluster import Node, gpu_uuid, node
+from tests.kubernetes.cluster import PACE, Node, gpu_uuid, node
 from tests.kubernetes.real.build import FOLDER
 from tests.kubernetes.real.control_plane import ControlPlane, Json
 from tests.kubernetes.real.device_plugin import DevicePlugin
@@ -172,6 +174,7 @@ def _here(rig: Rig, relay: Relay, tmp_path: Path) -> Iterator[Node]:
     with node(with_api=False) as made:
         made.devices = BOARDS
         made.opens(
+            pace=structs.replace(PACE, response=ApiTimeouts().response),  # pods are started meanwhile
             pod_resources_socket=f"{POD_RESOURCES}",
             node_name=NAME,
             api_url=f"https://127.0.0.1:{relay.port}",
