@@ -52,6 +52,10 @@ def _of_nothing(colour: str) -> model.SpecialValueMap:
     return model.SpecialValueMap(options=options)
 
 
+_LINE = shared.VizTextDisplayOptions().title_size(14).value_size(16)
+"""Else the longest of several lines would make all of them too small to be read."""
+
+
 def legible(steps: Steps) -> Steps:
     """The same with colours in which large figures can be read."""
     return tuple((value, words.on_both(colour)) for value, colour in steps)
@@ -61,9 +65,11 @@ def figure(kind: Figure) -> stat.Panel:
     """One number or several, large; no value is grey, and on a line without colour."""
     steps = kind.steps or ((None, words.EXPECTED),)
     grounds = tuple((value, words.under_text(colour)) for value, colour in steps)
+    built = stat.Panel()
+    if kind.line:
+        built = built.orientation(common.VizOrientation.HORIZONTAL).text(_LINE)
     return (
-        stat.Panel()
-        .thresholds(_steps(grounds if kind.line else legible(steps)))
+        built.thresholds(_steps(grounds if kind.line else legible(steps)))
         .color_scheme(_by_thresholds())
         .color_mode(common.BigValueColorMode.BACKGROUND_SOLID if kind.line else common.BigValueColorMode.VALUE)
         .graph_mode(common.BigValueGraphMode.NONE)

@@ -10,12 +10,12 @@ from dashboards.parts import Board, Figure, Panel, Query
 from dashboards.series import THIS_JOB, THIS_NODE, at
 
 _RAW, _RECORDED = at("gpu_efficiency_simulated"), at("cluster:gpu_efficiency_simulated:nodes")
-_MISSING = "recording rules are missing: load alerts/*.yaml into this Prometheus (docs/alerts.md); {}"
+_MISSING = "no recording rules: load alerts/*.yaml"
 _WITHOUT = {
-    "node": "all but one panel of this board needs none",
-    "job": "until then its curves, what it reports and the list of jobs stay empty",
+    "node": "All panels of this board but one work without rules.",
+    "job": "Without rules its curves, what it reports, who waits for whom and the list of jobs stay empty.",
 }
-_ELSEWHERE = "the board Node, most of Job, and the last row of Fleet need none"
+_ELSEWHERE = "The board Node, most of Job and the last row of Fleet work without rules."
 _NOTICE = Panel(
     title="What these figures are of",
     kind=Figure(steps=((None, words.WATCH),), named=True, line=True),
@@ -23,10 +23,11 @@ _NOTICE = Panel(
     " boards read are loaded, and whether a board of one node or job adds up several of the same name. What this panel"
     " names explains empty panels below.",
     bad="any line in orange",
-    do="take simulated nodes out of the scrape, or give them a cluster label of their own; load all files of alerts/;"
-    " choose one cluster",
+    do="take simulated nodes out of the scrape, or give them a cluster label of their own; load all files of alerts/"
+    " (how: docs/alerts.md); choose one cluster",
     queries=(
         Query(f"sum({_RECORDED} or on (cluster) sum by (cluster) ({_RAW})) > 0", legend="SIMULATED nodes: no hardware"),
+        Query(f"count({_RAW}) unless on () sum({_RECORDED})", legend=_MISSING),
     ),
     unit="none",
     decimals=0,
@@ -37,22 +38,21 @@ _NOTICE = Panel(
 
 
 def _clusters(of: str, legend: str) -> Query:
-    return Query(f"count(count by (cluster) ({of})) > 1", legend=f"clusters {legend}: choose one above")
+    return Query(f"count(count by (cluster) ({of})) > 1", legend=f"clusters with this {legend}: choose one")
 
 
 _MIXED = {
-    "node": _clusters(at("gpu_efficiency_node_info", THIS_NODE), "have a node of this name"),
-    "job": _clusters(at("gpu_efficiency_job_paid_seconds_total", THIS_JOB), "have a job of this number"),
+    "node": _clusters(at("gpu_efficiency_node_info", THIS_NODE), "node"),
+    "job": _clusters(at("gpu_efficiency_job_paid_seconds_total", THIS_JOB), "job"),
 }
 """Boards of one thing, which work on what exporters export alone: what they say where it is several of one name."""
 
 
 def with_notice(board: Board) -> Board:
     """The board with the notice on top of the first row that is open: in a folded one nobody would see it."""
-    missing = _MISSING.format(_WITHOUT.get(board.name, _ELSEWHERE))
-    unruled = Query(f"count({_RAW}) unless on () sum({_RECORDED})", legend=missing)
     mixed = filter(None, [_MIXED.get(board.name)])
-    notice = replace(_NOTICE, queries=(*_NOTICE.queries, unruled, *mixed))
+    shows = f"{_NOTICE.shows} {_WITHOUT.get(board.name, _ELSEWHERE)}"
+    notice = replace(_NOTICE, queries=(*_NOTICE.queries, *mixed), shows=shows)
     first = next(row for row in board.rows if not row.folded)
     return replace(
         board, rows=tuple(replace(row, panels=(notice, *row.panels)) if row is first else row for row in board.rows)

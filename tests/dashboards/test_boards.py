@@ -495,6 +495,8 @@ def test_text_of_normal_size_stands_on_a_colour_that_it_can_be_read_on(board: Bo
     """4.5 to 1: no colour of the text has that on white and on #181B1F, so cells and the notice have a ground."""
     notice, *_ = (panel for panel in drawn(board) if panel["type"] == "stat")
     assert notice["options"]["colorMode"] == "background_solid"
+    assert (notice["options"]["text"]["titleSize"], notice["options"]["orientation"]) == (14, "horizontal"), "lines"
+    assert all(len(target["legendFormat"]) <= 40 for target in notice["targets"]), "as wide as a phone"
     tables = [panel for panel in drawn(board) if panel["type"] == "table"]
     assert "color-text" not in json.dumps(tables)
     colours = {(each["title"], colour) for each in (notice, *tables) for colour in judged(each)}
