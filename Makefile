@@ -2,7 +2,7 @@
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help dist deb version workflows release run check lint quick test-pythons test-kubernetes core others test installed slurm-trees image-parts wheels checks collected rules prometheus-3 victoriametrics thanos mimir skips packages mutants bench accuracy docs site \
+.PHONY: help dist deb version workflows release run check lint quick test-pythons test-kubernetes core others test installed slurm-trees slurm-versions image-parts wheels checks collected rules prometheus-3 victoriametrics thanos mimir skips packages mutants bench accuracy docs site \
   dashboards pictures goldens proto lock clean
 
 # Tests start hundreds of interpreters: without bytecode each of them would compile the exporter anew.
@@ -92,6 +92,11 @@ installed: .venv/.installed .venv/dcgm-bindings/.fetched .venv/training/.install
 # Slurm 24.11 and 26.05, each in a tree of its Debian; tests that need one are skipped, and say so, where it cannot be had.
 slurm-trees: .venv/.installed
 	@$(BIN)/python -m tests.slurm.chroot || true
+
+# `make test` runs all of them on 22.05, and on the others only those that differ between versions.
+slurm-versions: .venv/.installed slurm-trees ## all end-to-end tests of Slurm on 24.11 and 26.05: fifteen minutes
+	SLURM_VERSIONS="24.11 26.05" $(PYTEST) -n 2 -k "24.11 or 26.05" tests/e2e/test_slurm*.py tests/e2e/test_cluster.py \
+	  tests/e2e/test_install_check.py
 
 # Those of the runtime lock: a test installs our own wheel from them, in an empty environment.
 wheels: .venv/.installed

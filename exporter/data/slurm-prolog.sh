@@ -3,6 +3,8 @@
 # gpu-efficiency reads these files (scheduler "slurm" with slurm.mapping_dir, or "mapping-dir"), and so does
 # dcgm-exporter (--hpc-job-mapping-dir). Needs a POSIX shell and coreutils; uses flock of util-linux if installed.
 #
+# Not needed where slurm.conf has PrologFlags=Contain (docs/bare-metal.md).
+#
 # Install on each GPU node, with its epilog, and in slurm.conf:
 #     PrologFlags=Alloc
 #     Prolog=/etc/slurm/prolog.d/*

@@ -118,7 +118,7 @@ class Node:
             cwd=self.folder,
         )  # fmt: skip
         assert done.stdout, done.stderr
-        assert "Traceback" not in done.stderr
+        assert "Traceback" not in done.stderr, done.stderr
         return Told(done.returncode, json.loads(done.stdout))
 
 

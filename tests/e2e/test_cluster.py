@@ -205,7 +205,7 @@ def test_a_requeue_by_hand_and_one_by_a_node_that_died(rig: SlurmRig) -> None:
             rig.run("scontrol", "update", f"NodeName={two}", "State=DOWN", "Reason=lost")
             found = seen.turns(1)
     finally:
-        rig._daemon("slurmd", "-N", two)
+        rig.start_node(two)
         wait_for(lambda: _is_back(rig, two), f"{two} is back")
     assert by(found, "interruptions_total", "cause") == {("unknown",): 1, ("node_failure",): 1}
     assert by(found, "interrupted_gpus_total", "cause") == {("unknown",): 3, ("node_failure",): 8}

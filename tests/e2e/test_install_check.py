@@ -24,6 +24,7 @@ from tests.e2e.running import ROOT, command, running
 from tests.ports import free_port
 from tests.slurm.plan import Plan
 from tests.slurm.rig import SlurmRig
+from tests.slurm.sites import ONE_OR_MORE, root_of
 from tests.sources.exporter_pages import BUSY, gpu
 from tests.waiting import wait_for
 
@@ -265,9 +266,10 @@ def _played(scene: Callable[[Node], Told]) -> Told:
         return scene(Node(Path(name), stack))
 
 
-@pytest.fixture(name="slurm", scope="module")
-def _slurm() -> Iterator[dict[str, Told]]:
-    with SlurmRig(Plan(nodes=1)) as rig, tempfile.TemporaryDirectory(prefix="check-") as name, ExitStack() as stack:
+@pytest.fixture(name="slurm", scope="module", params=ONE_OR_MORE)
+def _slurm(request: pytest.FixtureRequest) -> Iterator[dict[str, Told]]:
+    plan = Plan(nodes=1, root=root_of(request.param))
+    with SlurmRig(plan) as rig, tempfile.TemporaryDirectory(prefix="check-") as name, ExitStack() as stack:
         Path(name).chmod(0o755)
         yield dict(zip(SLURM, _slurm_scenes(rig, Node(Path(name), stack)), strict=True))
 
@@ -275,6 +277,7 @@ def _slurm() -> Iterator[dict[str, Told]]:
 def _slurm_scenes(rig: SlurmRig, node: Node) -> Iterator[Told]:
     node.driver()
     name = rig.nodes[0]
+    node.more["TMPDIR"] = f"{rig.plan.root / 'tmp'}"  # where slurmd finds its copy of slurm.conf
     node.env |= {"SLURM_CONF": f"{rig.conf}", "SLURM_BIN_DIR": f"{rig.commands(name)}"}
     node.env |= {"SLURM_NODE_NAME": name, "SLURM_SPOOL_DIR": f"{rig.spool(name)}"}
     well = node.checked()

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from msgspec import Struct
 
+from exporter.schedulers.procfs import SLUID
+from exporter.schedulers.slurm.parsing import parse_job_json
 from tests.e2e.running import Page
 from tests.slurm.plan import USER
 from tests.slurm.processes import task
@@ -167,20 +169,26 @@ def ended(rig: SlurmRig, jobs: Iterable[str], node: str) -> bool:
 @pytest.mark.parametrize(
     ("name", "group"),
     [
-        ("26.05 with SLUIDs", r"/s[0-9A-Z]{{13}}/step_(0|batch)/"),
-        ("26.05 with job ids", r"/job_{}/step_(0|batch)/"),
-        ("26.05 in a slice", r"::/research\.slice/[^/]+/s[0-9A-Z]{{13}}/step_(0|batch)/"),
+        ("26.05 with SLUIDs", r"/{sluid}/step_(0|batch)/"),
+        ("26.05 with job ids", r"/job_{job}/step_(0|batch)/"),
+        ("26.05 in a slice", r"::/research\.slice/[^/]+/{sluid}/step_(0|batch)/"),
     ],
 )
 def test_a_process_belongs_to_its_job_however_26_05_names_the_jobs_group(name: str, group: str, tmp_path: Path) -> None:
-    """With CgroupJobIdPaths=yes in cgroup.conf(5) it is the job id again; CgroupSlice names another slice."""
+    """With CgroupJobIdPaths=yes in cgroup.conf(5) it is the job id again; CgroupSlice names another slice.
+
+    By default it is the SLUID, which slurmctld tells the daemon, and slurmd the scripts around the job.
+    """
     with site(name, tmp_path) as here:
         node = here.rig.nodes[0]
         job = here.rig.started(f"--nodelist={node}", "--gpus=1", script="srun sleep 1000")
         (gpu,) = here.holds(job)
         pid = wait_for(partial(task, node, job, 0), "the job's task on the node")
-        assert re.search(group.format(job), Path(f"/proc/{pid}/cgroup").read_text())
+        (told,) = parse_job_json(here.rig.run("scontrol", "show", "job", job, "--json"))
+        assert re.fullmatch(SLUID, told.sluid)
+        assert re.search(group.format(job=job, sluid=told.sluid), Path(f"/proc/{pid}/cgroup").read_text())
         here.observers[0].boards(f"gpu {gpu} idle", f"gpu {gpu} process {pid}")
         here.observers[0].watch(partial(ranks_are, {gpu: "0"}, job), f"rank 0 is on {gpu}")
         here.rig.cancel(job)
         here.observers[0].until(lambda held: not held, "nothing is held")
+        assert here.rig.sluids(job) == [told.sluid] * 2

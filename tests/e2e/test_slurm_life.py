@@ -7,7 +7,7 @@ from decimal import Decimal
 import pytest
 
 from tests.slurm.observer import INTERVAL, REST
-from tests.slurm.sites import Site, site
+from tests.slurm.sites import ONE_OR_MORE, Site, site
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.e2e
@@ -17,7 +17,7 @@ SITES = ("22.05", "24.11", "26.05")
 
 
 on_both = pytest.mark.parametrize("site", SITES, indirect=True, scope="module")
-on_one = pytest.mark.parametrize("site", SITES[:1], indirect=True, scope="module")
+on_one = pytest.mark.parametrize("site", ONE_OR_MORE, indirect=True, scope="module")
 
 
 @pytest.fixture(name="site", scope="module")

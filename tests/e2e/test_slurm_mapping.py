@@ -3,7 +3,12 @@
 Slurm's environment of these scripts differs between versions: 26.05 has SLURM_JOB_SLUID too, which they need not.
 """
 
+import re
 from collections.abc import Iterator
+from contextlib import ExitStack
+from functools import partial
+from operator import eq
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +16,7 @@ from tests.slurm.observer import REST, Observer, observed
 from tests.slurm.plan import Plan
 from tests.slurm.rig import SlurmRig
 from tests.slurm.sites import root_of
+from tests.slurm.unprivileged import Unprivileged
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.e2e
@@ -55,35 +61,56 @@ def test_the_files_are_as_dcgm_exporter_reads_them_and_gone_with_the_job(rig: Sl
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_a_node_without_a_script_is_drained_until_slurm_conf_names_no_folder(version: str) -> None:
-    """As docs/bare-metal.md has it: with its scripts alone, and when they are uninstalled."""
-    with SlurmRig(Plan(nodes=1, mapping=True, root=root_of(version))) as rig:
-        folders = [rig.directory / f"etc/{name}.d" for name in ("prolog", "epilog")]
-        for folder in folders:
-            (folder / "10-note.sh").unlink()
-        _runs(rig)
-        for folder in folders:
-            (folder / "50-gpu-efficiency.sh").unlink()
-        job = rig.submit("--gpus=1")
-        wait_for(lambda: "drain" in _node_state(rig), "the node is drained")
+def test_what_docs_bare_metal_has_first_can_drain_no_node(version: str, tmp_path: Path) -> None:
+    """Two nodes, one where the scripts never were: it is drained where slurm.conf names their folder, and only there.
+
+    PrologFlags=Contain needs no script, and as nobody the daemons of both nodes know who has GPUs and no process.
+    """
+    with SlurmRig(Plan(nodes=2, mapping=True, bare_nodes=1, root=root_of(version))) as rig, ExitStack() as stack:
+        for name in ("prolog", "epilog"):
+            (rig.directory / f"etc/{name}.d/10-note.sh").unlink()
+        scripted, bare = rig.nodes
+        _runs(rig, scripted)
+        job = rig.submit("--gpus=1", f"--nodelist={bare}")
+        wait_for(lambda: "drain" in _state(rig, bare), "the node without a script is drained")
         rig.cancel(job)
-        lines = rig.conf.read_text().splitlines(keepends=True)
-        rig.conf.write_text("".join(line for line in lines if not line.startswith(("Prolog=", "Epilog="))))
-        rig.run("scontrol", "reconfigure")
-        wait_for(lambda: _resumed(rig), "the node is resumed, once slurmctld and slurmd are configured anew")
-        _runs(rig)
+        _configure(rig, "PrologFlags=Contain")
+        wait_for(lambda: _resumed(rig, bare), "it is resumed, once slurmctld and slurmd are configured anew")
+        nobody = Unprivileged(rig, "scontrol", "sinfo", "slurmd")
+        for node in rig.nodes:
+            _runs(rig, node)
+            settings = nobody.settings(node) | {"SLURM_MAPPING_DIR": ""}
+            daemon = observed(rig, node, tmp_path / node, boards=REST, settings=settings, around=nobody)
+            observer = stack.enter_context(daemon)
+            job = rig.allocate("--gpus=3", f"--nodelist={node}", "--account=physics")
+            (first, last) = re.findall(r"IDX:(\d)-(\d)", rig.run("scontrol", "show", "job", "-d", job))[0]
+            given = {f"{index}" for index in range(int(first), int(last) + 1)}
+            page = observer.until(partial(eq, {job: given}), f"{job} has {given}")
+            assert {page.states()[index] for index in given} == {("stalled", "no_process")}
+            assert observer.job(job)["account"] == "physics"
+            rig.cancel(job)
+            observer.until(lambda held: not held, "nobody has a GPU")
+            assert observer.page().total("faults_total") == 0
+        assert not [node for node in rig.nodes if "drain" in _state(rig, node)]
 
 
-def _runs(rig: SlurmRig) -> None:
+def _configure(rig: SlurmRig, flags: str) -> None:
+    """Have these PrologFlags, and neither Prolog nor Epilog."""
+    lines = [line for line in rig.conf.read_text().splitlines() if not line.startswith(("Prolog", "Epilog"))]
+    rig.conf.write_text("\n".join((*lines, flags, "")))
+    rig.run("scontrol", "reconfigure")
+
+
+def _runs(rig: SlurmRig, node: str) -> None:
     """A job runs to its end, and the node takes the next one."""
-    rig.wait(rig.submit("--gpus=1", script="true"), "COMPLETED")
-    wait_for(lambda: _node_state(rig) == "idle", "the node is idle")
+    rig.wait(rig.submit("--gpus=1", f"--nodelist={node}", script="true"), "COMPLETED")
+    wait_for(lambda: _state(rig, node) == "idle", "the node is idle")
 
 
-def _resumed(rig: SlurmRig) -> bool:
-    rig.run("scontrol", "update", f"NodeName={rig.nodes[0]}", "State=RESUME", check=False)
-    return _node_state(rig) == "idle"
+def _resumed(rig: SlurmRig, node: str) -> bool:
+    rig.run("scontrol", "update", f"NodeName={node}", "State=RESUME", check=False)
+    return _state(rig, node) == "idle"
 
 
-def _node_state(rig: SlurmRig) -> str:
-    return rig.run("sinfo", "-h", "-N", "-o", "%T").strip()
+def _state(rig: SlurmRig, node: str) -> str:
+    return rig.run("sinfo", "-h", "-N", "-n", node, "-o", "%T").strip()

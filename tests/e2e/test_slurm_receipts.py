@@ -19,12 +19,12 @@ from tests.slurm.observer import REST, Observer, observed
 from tests.slurm.plan import USER, Plan
 from tests.slurm.receipts import install
 from tests.slurm.rig import SlurmRig
-from tests.slurm.sites import root_of
+from tests.slurm.sites import ONE_OR_MORE, root_of
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.e2e
 in_all_versions = pytest.mark.parametrize("cluster", ["22.05", "24.11", "26.05"], indirect=True, scope="module")
-in_one_version = pytest.mark.parametrize("cluster", ["22.05"], indirect=True, scope="module")
+in_one_version = pytest.mark.parametrize("cluster", ONE_OR_MORE, indirect=True, scope="module")
 
 
 class Cluster:
@@ -132,7 +132,7 @@ def test_of_two_nodes_the_first_writes_its_part(cluster: Cluster) -> None:
 @in_all_versions
 def test_each_task_of_an_array_has_its_own_under_the_name_that_squeue_shows(cluster: Cluster) -> None:
     """The last task ends last: its own id is that of the array, and so of all tasks' records."""
-    array = cluster.job("--array=1-2", script="sleep $((3 * SLURM_ARRAY_TASK_ID))")
+    array = cluster.job("--array=1-2", script="srun sleep $((3 * SLURM_ARRAY_TASK_ID))")
     names = ("squeue", "-h", "-r", "-j", array, "-t", "RUNNING", "-o", "%i")
     both = wait_for(lambda: tasks if len(tasks := cluster.rig.run(*names).split()) == 2 else None, "both run")
     assert set(both) == {f"{array}_1", f"{array}_2"}
@@ -154,10 +154,12 @@ def test_each_component_of_a_heterogeneous_job_has_its_own(cluster: Cluster) -> 
 
 
 def _has_its_own(cluster: Cluster, name: str) -> None:
-    """Its receipts are there, and the command finds it, its step and no other job by that name."""
+    """Its receipts are there, and the command finds it, each of its steps and no other job by the name in sacct."""
     assert cluster.receipt(name).startswith(f"GPU efficiency of job {name} of {USER}: ")
     assert cluster.line(name).startswith(f"gpu-efficiency: job {name}: ")
-    for asked in (name, f"{name}.batch"):
+    listed = cluster.rig.run("sacct", "-n", "-P", "-j", name, "--format=JobID", user=USER).split()
+    assert {name, f"{name}.0"} <= set(listed), "the step of its srun is listed"
+    for asked in listed:
         status, out = cluster.command(asked)
         assert (status, out.startswith(f'Job {name} "wrap" of {USER}')) == (0, True), out
     status, out = cluster.command(f"{name}7")

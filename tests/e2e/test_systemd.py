@@ -46,6 +46,8 @@ def test_the_quick_start_gives_a_daemon_without_any_privilege_that_answers(node:
     assert set(node.status("Uid").split()) == {user} != {"0"}
     assert node.machine.run("id", "-Gn", "gpu-efficiency").split() == ["gpu-efficiency"]
     assert int(node.status("Threads")) < int(node.machine.show(UNIT, "TasksMax")) / 4
+    bare = ("su", "--login", "--shell=/bin/sh", "games", "--command=gpu-efficiency --version")
+    assert node.machine.run(*bare).startswith("gpu-efficiency ")
     assert {"gpus.json", "history.db"} <= set(node.machine.run("ls", "/var/lib/gpu-efficiency").split())
     assert "history is kept in /var/lib/gpu-efficiency/history.db" in node.said()
     assert "Traceback" not in node.said()

@@ -14,7 +14,7 @@ _CACHE = Path(__file__).resolve().parents[2] / ".cache"
 _DEBIAN_13 = "trixie"
 RELEASES = {"24.11": _DEBIAN_13, "26.05": "unstable"}
 """The release of Debian that has this version of Slurm. The machine's own is 22.05, of Debian 12."""
-_PACKAGES = "slurmctld,slurmd,slurm-client,munge,slurm-wlm-basic-plugins,slurmdbd,mariadb-server-core"
+_PACKAGES = "slurmctld,slurmd,slurm-client,munge,slurm-wlm-basic-plugins,slurmdbd,slurmrestd,mariadb-server-core"
 _SECONDS = 3600.0
 """Half a minute is usual; an emulated processor takes twenty times as long."""
 

@@ -126,7 +126,7 @@ def observed(
         "GPU_EFFICIENCY_SLURM_BIN_DIR": f"{rig.commands(node)}",
     }
     more = {f"GPU_EFFICIENCY_{name}": value for name, value in (settings or {}).items()}
-    with running(words, folder / "serve.log", environment(**known, **more)) as program:
+    with running(words, folder / "serve.log", environment(**known | more)) as program:
         port = wait_for(lambda: program.alive() and _port(program.log()), "it says where it serves")
         served = Daemon(program, port)
         wait_for(served.ready, "/readyz")

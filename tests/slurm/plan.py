@@ -40,6 +40,10 @@ class Plan(Struct, frozen=True):
     """Whether the project's prolog and epilog write a mapping directory for each node."""
     accounting: bool = False
     """Whether slurmdbd keeps records of the jobs."""
+    backup: str = ""
+    """The host's name as a second slurmctld sees it, which takes over when the first is gone; empty: there is none."""
+    bare_nodes: int = 0
+    """How many nodes, the last ones, have no file in the folders that Prolog and Epilog name."""
     root: Path = Path("/")
     """Root of the cluster's programs: the host, or a tree with another version."""
 
@@ -63,6 +67,7 @@ def slurm_conf(plan: Plan, place: Place) -> str:
     lines = [
         f"ClusterName={next(iter(place.node_ports))}",
         f"SlurmctldHost={place.host}(127.0.0.1)",
+        *(_backup(plan.backup) if plan.backup else ()),
         f"SlurmctldPort={place.controller_port}",
         f"SlurmUser={OWNER}",
         f"SlurmctldPidFile={folder}/state/slurmctld.pid",
@@ -80,7 +85,7 @@ def slurm_conf(plan: Plan, place: Place) -> str:
         "JobAcctGatherType=jobacct_gather/none",
         "SelectType=select/cons_tres",
         "SelectTypeParameters=CR_Core_Memory",
-        "GresTypes=gpu,shard",
+        "GresTypes=gpu,shard,mps",
         "MpiDefault=none",
         "SwitchType=switch/none",
         "ReturnToService=2",
@@ -97,6 +102,10 @@ def slurm_conf(plan: Plan, place: Place) -> str:
         f" {plan.partition}".rstrip(),
     ]
     return "".join(f"{line}\n" for line in lines)
+
+
+def _backup(host: str) -> tuple[str, ...]:
+    return f"SlurmctldHost={host}(127.0.0.2)", "SlurmctldTimeout=5", "DebugFlags=NO_CONF_HASH"
 
 
 def _accounting(place: Place) -> tuple[str, ...]:
@@ -150,14 +159,14 @@ def cgroup_conf(plan: Plan) -> str:
 
 
 def around_job(plan: Plan, place: Place, script: str) -> dict[str, str]:
-    """The script in prolog.d or epilog.d: records the job's GPUs on its node, and runs the project's own.
+    """The script in prolog.d or epilog.d: records the job's GPUs on its node and its SLUID, and runs the project's own.
 
     A prolog's SLURM_JOB_GPUS is of its node (Slurm, Prolog and Epilog Guide): the values that tests compare with.
     """
     folder = place.directory
     note = (
         f"note={folder}/given/{script}.$SLURM_JOB_ID.$SLURMD_NODENAME\n"
-        'echo "${SLURM_JOB_GPUS:-}" >"$note.new" && mv "$note.new" "$note"\n'
+        'echo "${SLURM_JOB_GPUS:-} ${SLURM_JOB_SLUID:-}" >"$note.new" && mv "$note.new" "$note"\n'
     )
     own = f"GPU_EFFICIENCY_JOBS_DIR={folder}/jobs/$SLURMD_NODENAME exec {folder}/etc/slurm-{script}.sh\n"
     programs = {"10-note.sh": note} | ({"50-gpu-efficiency.sh": own} if plan.mapping else {})

@@ -19,12 +19,23 @@ from typing import Self
 from tests.slurm.database import database_socket, start_database
 from tests.slurm.inside import Inside
 from tests.slurm.layout import UNIFIED, lay_out
-from tests.slurm.plan import USER, Plan
+from tests.slurm.plan import OWNER, USER, Plan
 from tests.slurm.processes import end, remove_groups
 from tests.waiting import wait_for
 
 _RPC = re.compile(r"^\s*(\S+)\s+\(\s*\d+\) count:(\d+)", re.MULTILINE)
 _MUNGE = {"key-file": "key", "socket": "socket", "pid-file": "pid", "log-file": "log", "seed-file": "seed"}
+_BARE = """
+for folder in prolog.d epilog.d; do mount -t tmpfs tmpfs "$1/$folder"; done
+shift
+exec "$@"
+"""
+_HOST = """
+hostname "$1"
+mount --bind "$2" /etc/hosts
+shift 2
+exec "$@"
+"""
 _STILL = "exec sleep 1000"
 """A job that waits to be cancelled."""
 
@@ -103,8 +114,10 @@ class SlurmRig:
             start_database(self.directory, self.inside)
             self.start_accounting()
         self.start_controller()
+        if self.plan.backup:
+            self._start_backup()
         for node in self.nodes:
-            self._daemon("slurmd", "-N", node)
+            self.start_node(node)
         wait_for(lambda: self._count("idle") == len(self.nodes), "all nodes are idle")
 
     def _logs(self) -> str:
@@ -150,6 +163,31 @@ class SlurmRig:
         """Start slurmctld; it restores its jobs and nodes."""
         self._daemon("slurmctld")
         wait_for(lambda: "UP" in self.run("scontrol", "ping", check=False), "slurmctld answers")
+
+    def _start_backup(self) -> None:
+        """Start the second slurmctld, as a host of another name: with a slurm.conf of its own, for its files' names."""
+        etc = self.directory / "etc"
+        (etc / "backup").mkdir()
+        for file in etc.glob("*.conf"):
+            shutil.copy2(file, etc / "backup")
+        own = self.conf.read_text().replace("/slurmctld.", "/backup.")
+        (etc / "backup/slurm.conf").write_text(own)
+        (etc / "backup/hosts").write_text(f"127.0.0.1 localhost\n127.0.0.2 {self.plan.backup}\n")
+        (self.directory / "log/backup.log").touch()
+        inner = self.inside.seen(self.directory)
+        self.inside.run("chown", OWNER, f"{inner}/log/backup.log")
+        words = ("sh", "-ec", _HOST, "sh", self.plan.backup, f"{inner}/etc/backup/hosts")
+        program = (self.inside.path("slurmctld"), "-f", f"{inner}/etc/backup/slurm.conf")
+        self.inside.run("unshare", "--uts", "--mount", "--propagation", "private", *words, *program)
+
+    def start_node(self, node: str) -> None:
+        """Start a node's slurmd."""
+        if node not in self.nodes[len(self.nodes) - self.plan.bare_nodes :]:
+            self._daemon("slurmd", "-N", node)
+            return
+        inner = self.inside.seen(self.directory)
+        words = ("sh", "-ec", _BARE, "sh", f"{inner}/etc", self.inside.path("slurmd"), "-N", node)
+        self.inside.run("unshare", "--mount", "--propagation", "private", *words, "-f", self.inside.seen(self.conf))
 
     def stop_controller(self) -> None:
         """Stop slurmctld, and wait until it has ended."""
@@ -283,9 +321,16 @@ class SlurmRig:
 
     def given(self, job: str, node: str | None = None) -> list[str]:
         """Return Slurm's indices of a job's GPUs on a node (default: the first)."""
-        note = self.directory / f"given/prolog.{job}.{node or self.nodes[0]}"
-        self._until(note.exists, f"the prolog of job {job} has run", job)
-        return [index for index in note.read_text().strip().split(",") if index]
+        return [index for index in self._noted("prolog", job, node).partition(" ")[0].split(",") if index]
+
+    def sluids(self, job: str) -> list[str]:
+        """Return the job's SLUID as its prolog and its epilog have it; empty before 25.11."""
+        return [self._noted(script, job, None).rpartition(" ")[2] for script in ("prolog", "epilog")]
+
+    def _noted(self, script: str, job: str, node: str | None) -> str:
+        note = self.directory / f"given/{script}.{job}.{node or self.nodes[0]}"
+        self._until(note.exists, f"the {script} of job {job} has run", job)
+        return note.read_text().rstrip("\n")
 
     def ended(self, job: str, node: str | None = None) -> bool:
         """Whether the epilog of a job has run on a node (default: the first)."""

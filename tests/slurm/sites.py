@@ -4,6 +4,7 @@ Sites differ in Slurm's version, in how jobs are tracked, and in whether Slurm's
 numbers are the driver's order.
 """
 
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -18,6 +19,8 @@ from tests.slurm.rig import SlurmRig
 
 HOST = "22.05"
 """The version of the machine's own packages."""
+ONE_OR_MORE = tuple(os.environ.get("SLURM_VERSIONS", HOST).split())
+"""Versions for tests that `make test` runs on one; `make slurm-versions` runs them on the others."""
 ORDER = (4, 5, 6, 7, 0, 1, 2, 3)
 """Number of the device file by Slurm's index: gres.conf has the upper four first."""
 MINORS = (7, 6, 5, 4, 3, 2, 1, 0)
