@@ -127,7 +127,7 @@ prometheus-3: .venv/.installed ## our rules, boards, scrapes, pushes and alerts 
 victoriametrics: .venv/.installed ## our rules and boards in VictoriaMetrics, and vmalert: seven minutes
 	$(BIN)/python -m tests.victoriametrics
 
-thanos: .venv/.installed ## our rules' expressions in Thanos over two replicas: a minute, after a build of twenty
+thanos: .venv/.installed ## our rules' expressions in Thanos over two replicas: three minutes, after a build of twenty
 	$(BIN)/python -m tests.thanos
 
 mimir: .venv/.installed ## our rules in Mimir, which two agents write to: two minutes, after a build of half an hour
