@@ -11,7 +11,7 @@ import pytest
 import yaml
 from msgspec import structs
 
-from exporter.core.model import Device
+from exporter.core.model import UNKNOWN_JOB, Device
 from exporter.schedulers.kubernetes.api import ApiTimeouts
 from tests.e2e.running import Page, environment
 from tests.helm.rendering import RELEASE
@@ -330,7 +330,9 @@ def test_no_owner_of_two_hundred_pods_is_lost(rig: Rig, here: Node) -> None:
             rig.cluster.client.request("DELETE", pod_path(JOBS, name))
         here.held()
         ended += wanted
-    assert sorted(each.owner.job_id for each in here.ended) == sorted(ended)
+    # On a busy machine the kubelet lists a pod moments before the API server tells of it, or moments longer.
+    told = [each.owner.job_id for each in here.ended if each.owner.job_id != UNKNOWN_JOB]
+    assert sorted(told) == sorted(ended)
     assert here.faults == set()
 
 
