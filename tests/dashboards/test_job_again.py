@@ -22,12 +22,18 @@ def job(number: str, user: str, *, limit: float | None, rate: float, held: tuple
     """A sample a minute of what the board reads of a job; its money grows by `rate` an hour."""
     began, ended = held
     moments = [began + 60 * minute for minute in range(int((ended - began) // 60) + 1)]
-    of, on = {"cluster": "a", "job_id": number}, {"cluster": "a", "job_id": number, "instance": user}
+    of, node = {"cluster": "a", "job_id": number}, f"{user}-{number}"
+    on = {**of, "instance": node}
     limited = named("gpu_efficiency_job_time_limit_seconds", **on)
     limits: Series = {} if limit is None else {limited: [(t, limit) for t in moments]}
+    gpus = 8.0 if held is FIRST else 2.0
+    price = named("gpu_efficiency_price_per_gpu_hour", cluster="a", instance=node, currency="USD", held="true")
     return {
+        named("gpu_efficiency_job_state_gpus", **on, state="active"): [(t, gpus) for t in moments],
+        named("gpu_efficiency_job_paid_seconds_total", **on): [(t, gpus * (t - began)) for t in moments],
+        price: [(t, rate / gpus) for t in moments],
         named("job:gpu_efficiency_info", **of, user=user): [(t, 1.0) for t in moments],
-        named("job:gpu_efficiency_gpus", **of): [(t, 8.0 if held is FIRST else 2.0) for t in moments],
+        named("job:gpu_efficiency_gpus", **of): [(t, gpus) for t in moments],
         named("job:gpu_efficiency_cost", **of, currency="USD"): [(t, rate * (t - began) / HOUR) for t in moments],
         named("gpu_efficiency_job_start_timestamp_seconds", **on): [(t, began) for t in moments],
         **limits,
