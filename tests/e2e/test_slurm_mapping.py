@@ -15,7 +15,7 @@ import pytest
 from tests.slurm.observer import REST, Observer, observed
 from tests.slurm.plan import Plan
 from tests.slurm.rig import SlurmRig
-from tests.slurm.sites import root_of
+from tests.slurm.sites import ONE_OR_MORE, root_of
 from tests.slurm.unprivileged import Unprivileged
 from tests.waiting import wait_for
 
@@ -60,7 +60,7 @@ def test_the_files_are_as_dcgm_exporter_reads_them_and_gone_with_the_job(rig: Sl
     wait_for(lambda: not list(folder.iterdir()), "no file is left")
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", ONE_OR_MORE)
 def test_what_docs_bare_metal_has_first_can_drain_no_node(version: str, tmp_path: Path) -> None:
     """Two nodes, one where the scripts never were: it is drained where slurm.conf names their folder, and only there.
 
