@@ -57,6 +57,11 @@ def at(name: str, *where: str) -> str:
     return f"{name}{{{chosen}}}"
 
 
+def latest(name: str, *where: str) -> str:
+    """The last sample of what is recorded too seldom for `at`, which finds none that is older than five minutes."""
+    return f"last_over_time({at(name, *where)}[{_recorded()[name] // 60 + 1}m])"
+
+
 def over(name: str, *where: str, time: str = "$__range") -> str:
     """The sum of its samples over the time shown, or over another `time`, such as "1d offset 7d".
 

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from dashboards import words
 from dashboards.losses import Side
 from dashboards.parts import Query
-from dashboards.series import at, recorded
+from dashboards.series import at, latest, recorded
 
 SLOWEST = "p99 of the slowest"
 SPREAD = {
@@ -97,17 +97,12 @@ def _of_class(level: str, rest: str) -> str:
     return f"{level.replace('job', 'class', 1)}_spread:{rest}"
 
 
-def across(name: str, *where: str) -> str:
-    """What is recorded of all jobs at once, every twenty minutes: the last of it."""
-    return f"last_over_time({at(name, *where)}[21m])"
-
-
 def spread(series: str, side: Side) -> tuple[Query, ...]:
     """How jobs are spread; of several clusters the highest. What only one side's jobs have is recorded of all."""
     name, where = parted(series)
     level, rest = name.split(":", 1)
     of_class = _of_class(level, rest)
-    asked = across(of_class, side.alike, *where) if recorded(of_class) else across(f"cluster_spread:{rest}", *where)
+    asked = latest(of_class, side.alike, *where) if recorded(of_class) else latest(f"cluster_spread:{rest}", *where)
     return (Query(f"max by (spread) ({asked})", legend="{{spread}}"),)
 
 

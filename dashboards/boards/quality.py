@@ -2,13 +2,13 @@
 
 from dashboards import words
 from dashboards.parts import Board, Column, Figure, Lines, Panel, Query, Row, Table
-from dashboards.series import CLUSTER, TO_NODE, at, hours, part, total
+from dashboards.series import CLUSTER, TO_NODE, at, hours, latest, part, total
 from dashboards.unseen import OWNED, SILENT_COST, SILENT_SINCE, silent
 
 _OWNED, _HEARD = "cluster:gpu_efficiency_owned:gpus", "cluster:gpu_efficiency_heard:gpus"
 _UNSEEN = "cluster_reason:gpu_efficiency_unobserved_seconds:rate5m"
 _REFUSED = "cluster_reason:gpu_efficiency_rejected:rate5m"
-_FAULTS, _NODE_FAULTS = "cluster:gpu_efficiency_faults:rate5m", "node:gpu_efficiency_faults:rate5m"
+_FAULTS, _NODE_FAULTS = "cluster:gpu_efficiency_faults:rate10m", "node:gpu_efficiency_faults:rate10m"
 _ERRORS = "cluster:gpu_efficiency_errors:rate5m"
 _MESSAGES = "cluster:gpu_efficiency_workload_messages:rate5m"
 _TICKS = "cluster:gpu_efficiency_ticks:rate5m"
@@ -445,7 +445,7 @@ _NOT_SEEN = Row(
             bad="refused for longer than somebody profiles there; paused for hours",
             do="refused: the alert GPUEfficiencyExporterProfilingBlocked says how to allow them; paused: ask who did",
             queries=tuple(
-                Query(_or_zero(f"count(count by (cluster, instance) ({at(_NODE_FAULTS, _kind(kinds))}))"), legend=said)
+                Query(_or_zero(f"count(count by (cluster, instance) ({latest(_NODE_FAULTS, _kind(kinds))}))"), legend=said)
                 for said, kinds in (("refused", "profiling_refused"), ("paused on purpose", "paused"))
             ),
             unit="none",

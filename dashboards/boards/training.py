@@ -5,8 +5,8 @@ from dashboards.leak_table import table, waterfall
 from dashboards.leaks import rows
 from dashboards.losses import COST, INFO, LAYERS, TRAINING, choice
 from dashboards.parts import Board, Column, Figure, Lines, Panel, Query, Row, Table
-from dashboards.series import CLUSTER, TO_JOB, TO_NODE, a_month, at, of_layers, total
-from dashboards.watching import SPREAD, across, spread
+from dashboards.series import CLUSTER, TO_JOB, TO_NODE, a_month, at, latest, of_layers, total
+from dashboards.watching import SPREAD, spread
 
 _NONE = "no training job seen"
 _SILENT = "no job reports: see docs/training-jobs.md"
@@ -65,7 +65,7 @@ _FIRST = Row(
             " recovering, repeating. The median of batch jobs now, by the ledger.",
             bad="below 90 % for long runs",
             do="choose leak 5 at the top: failures and recovery",
-            queries=(Query(f"max({across('class_spread:gpu_efficiency_goodput:ratio', TRAINING.alike, _P50)})"),),
+            queries=(Query(f"max({latest('class_spread:gpu_efficiency_goodput:ratio', TRAINING.alike, _P50)})"),),
             unit="percentunit",
             decimals=1,
             width=3,
@@ -78,7 +78,7 @@ _FIRST = Row(
             shows="Model FLOPs Utilization by the jobs' own count; the median of those that report, now.",
             bad="below 30 % for dense models",
             do="open the job: its waterfall says where the rest went",
-            queries=(Query(f"max({across('cluster_spread:gpu_efficiency_reported_mfu:ratio_rate5m', _P50)})"),),
+            queries=(Query(f"max({latest('cluster_spread:gpu_efficiency_reported_mfu:ratio_rate5m', _P50)})"),),
             decimals=1,
             width=3,
             height=4,
@@ -136,7 +136,7 @@ _RUNS = Row(
             queries=(
                 *spread("job:gpu_efficiency_goodput:ratio", TRAINING),
                 Query(
-                    f"max({across('cluster_spread:gpu_efficiency_reported_goodput:ratio', _P50)})",
+                    f"max({latest('cluster_spread:gpu_efficiency_reported_goodput:ratio', _P50)})",
                     "p50 by the jobs' word",
                 ),
             ),
@@ -237,7 +237,7 @@ _MFU = Panel(
     do="see rows 8 and 1",
     queries=(
         *spread("job:gpu_efficiency_reported_mfu:ratio_rate5m", TRAINING),
-        Query(f"max({across('cluster_spread:gpu_efficiency_reported_hfu:ratio_rate5m', _P50)})", legend="HFU p50"),
+        Query(f"max({latest('cluster_spread:gpu_efficiency_reported_hfu:ratio_rate5m', _P50)})", legend="HFU p50"),
     ),
     width=8,
     height=9,
