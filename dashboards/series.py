@@ -207,6 +207,24 @@ IN_TROUBLE_SINCE = (
     f" or {at('job:gpu_efficiency_last_work:timestamp_seconds')})"
 )
 """When a job began to spin, or worked last."""
+
+
+def culprits(*where: str) -> str:
+    """GPUs that do not spin in a job with hung ones, with node and rank: asked of the GPUs' own series, as alerts do.
+
+    The hang pages as soon as it is known: a record of these would be minutes behind it. `where`: of which jobs.
+    """
+    rests = at("gpu_efficiency_state", 'state=~"stalled|zombie|unavailable"')
+    named = at("gpu_efficiency_state", 'state="hung"', 'reason="culprit"')
+    hangs = at("job_state:gpu_efficiency_gpus", 'state="hung"')
+    return (
+        "max by (cluster, job_id, node, gpu, rank) ("
+        f"({at('gpu_efficiency_allocation_info', *where)} and on (cluster, job_id) ({hangs} > 0)"
+        f" and on (cluster, instance, uuid) ({rests} or {named}))"
+        f" * on (cluster, instance) group_left (node) {at('node:gpu_efficiency_info')})"
+    )
+
+
 CLICKED = "${__value.raw:percentencode}"
 """The value of the cell that was clicked on: a name may have a &, # or +."""
 

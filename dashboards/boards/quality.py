@@ -445,7 +445,9 @@ _NOT_SEEN = Row(
             bad="refused for longer than somebody profiles there; paused for hours",
             do="refused: the alert GPUEfficiencyExporterProfilingBlocked says how to allow them; paused: ask who did",
             queries=tuple(
-                Query(_or_zero(f"count(count by (cluster, instance) ({latest(_NODE_FAULTS, _kind(kinds))}))"), legend=said)
+                Query(
+                    _or_zero(f"count(count by (cluster, instance) ({latest(_NODE_FAULTS, _kind(kinds))}))"), legend=said
+                )
                 for said, kinds in (("refused", "profiling_refused"), ("paused on purpose", "paused"))
             ),
             unit="none",

@@ -16,6 +16,7 @@ from dashboards.series import (
     THIS_NODE,
     TO_NODE,
     at,
+    culprits,
     field,
     hours,
     part,
@@ -109,11 +110,11 @@ _FOR, _SINCE = f"time() - {IN_TROUBLE_SINCE}", f"1000 * {IN_TROUBLE_SINCE}"
 _CLOCK = "time:MM-DD HH:mm"
 """Grafana's unit of a moment: at night the hour counts, not the year."""
 _WORST = f"topk(1, {_COST} unless on (cluster, job_id) {_EXEMPT})"
-_CULPRIT, _WITH_RANK = "job_rank:gpu_efficiency_hang_culprit", 'rank!=""'
+_WITH_RANK = 'rank!=""'
 _BY_NCCL = f'label_replace({at("gpu_efficiency_job_hang_culprit")}, "node", "$1", "host", "(.*)")'
 _WHICH_RANK = (
-    f"topk by (cluster, job_id) (1, max by (cluster, job_id, node, gpu, rank) ({at(_CULPRIT, _WITH_RANK)}"
-    f" or on (cluster, job_id) {_BY_NCCL} or on (cluster, job_id) {at(_CULPRIT)}))"
+    f"topk by (cluster, job_id) (1, max by (cluster, job_id, node, gpu, rank) ({culprits(_WITH_RANK)}"
+    f" or on (cluster, job_id) {_BY_NCCL} or on (cluster, job_id) {culprits()}))"
 )
 """The GPU that does not spin; where its rank is not known, what NCCL or PyTorch say of the rank that is waited for."""
 _DO_FIRST = {
@@ -398,7 +399,7 @@ _RANKS = Row(
             " for a job: all its ranks spin, think of the network.",
             bad="any row",
             do="dump the stacks of that rank (py-spy dump, or gdb), read its node's dmesg, restart from the checkpoint",
-            queries=(Query(at(_CULPRIT)),),
+            queries=(Query(culprits()),),
             unit="none",
             width=8,
             height=8,
