@@ -9,9 +9,7 @@ from collections.abc import Iterator, Mapping
 from dashboards import words
 from dashboards.leak_table import JOBS
 from dashboards.losses import (
-    CHOSEN_LEAK,
     INFO,
-    SHARE,
     Loss,
     Side,
     booked,
@@ -21,6 +19,7 @@ from dashboards.losses import (
     chosen_shares,
     if_chosen,
     losses,
+    lost_by_job,
 )
 from dashboards.parts import Column, Lines, Panel, Query, Row, Table
 from dashboards.series import TO_JOB, at, first_series
@@ -112,7 +111,7 @@ def jobs(side: Side) -> Panel:
         do="click on the job; what to do first about the leak is in the note below",
         queries=(
             Query(f"{worst} * on (cluster, job_id) group_left (name, user, workload_namespace) {at(INFO)}"),
-            Query(f"sum by (cluster, job_id) ({at(SHARE, CHOSEN_LEAK)}) and on (cluster, job_id) {worst}"),
+            Query(f"{lost_by_job()} and on (cluster, job_id) {worst}"),
         ),
         width=14,
         height=9,
@@ -147,13 +146,8 @@ def _watched(side: Side) -> Iterator[Panel]:
         yield _curves(title, {loss: _of_axis(title, loss) for loss in losses(side)}, side)
 
 
-def watched(loss: Loss) -> Iterator[str]:
-    """Its series; the share of a job's time in a leak that is none of the twelve is not recorded across jobs."""
-    return (series for series in loss.series if loss.of_twelve or not series.startswith(SHARE))
-
-
 def _of_axis(title: str, loss: Loss) -> tuple[str, ...]:
-    return tuple(series for series in watched(loss) if _AXES.get(_unit(series), "Amounts") == title)
+    return tuple(series for series in loss.series if _AXES.get(_unit(series), "Amounts") == title)
 
 
 def _unit(series: str) -> str:

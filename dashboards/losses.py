@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from msgspec import Struct
 
 from dashboards.parts import Variable
-from dashboards.series import a_month, at, total
+from dashboards.series import a_month, at, part, total
 from exporter.core.leak_guide import (
     EXAMPLE_WATERFALLS,
     LEAK_GUIDE,
@@ -22,7 +22,7 @@ from exporter.core.leak_guide import (
 from exporter.core.leaks import LEAKS, Leak
 
 SECONDS, COST = "class_leak:gpu_efficiency_seconds:rate5m", "class_leak:gpu_efficiency_cost:per_hour"
-SHARE, PRICE = "job_leak:gpu_efficiency_share:ratio_rate5m", "job:gpu_efficiency_price:per_hour"
+TAKEN, PRICE = "job_leak:gpu_efficiency_seconds:rate5m", "job:gpu_efficiency_price:per_hour"
 INFO = "job:gpu_efficiency_info"
 LAYERS = "class_layer:gpu_efficiency_seconds:rate5m"
 _FLEET_COST = "cluster_leak:gpu_efficiency_cost:per_hour"
@@ -39,7 +39,7 @@ _WATCHED: Mapping[str, tuple[str, ...]] = {
     "startup": ("job:gpu_efficiency_first_work:seconds",),
     "padding": ("job:gpu_efficiency_padding:ratio_rate5m",),
 }
-"""What to watch of rows that are none of the twelve, where it is more than their share."""
+"""What to watch of rows that are none of the twelve, where it is more than their share, which the waterfall has."""
 
 
 CHOSEN_LEAK = 'leak=~"$leak"'
@@ -124,7 +124,7 @@ def _other(row: OtherLeak, number: int, side: Side) -> Loss:
     return Loss(
         key=f"{number:02}", name=row.row, rows=(row.row,), team=leak.team, fix=leak.fix, evidence=evidence,
         needs="; else ".join(_NEEDS[kind] for kind in evidence), watch=leak.watch,
-        series=_WATCHED.get(row.row, (f'{SHARE}{{leak="{row.row}"}}',)), expected=getattr(row, side.name),
+        series=_WATCHED.get(row.row, ()), expected=getattr(row, side.name),
         runbook=row.runbook, of_twelve=False,
     )  # fmt: skip
 
@@ -196,10 +196,15 @@ def by_loss(these: Iterable[Loss], query: Callable[[Loss], str]) -> str:
     return " or ".join(f'label_replace({query(loss)}, "loss", "{loss.key}", "", "")' for loss in these)
 
 
+def lost_by_job() -> str:
+    """The share of each job's time that goes now to the leak that is chosen at the top."""
+    return f"sum by (cluster, job_id) ({at(TAKEN, CHOSEN_LEAK)}) / on (cluster, job_id) {at(part('job', 'paid'))}"
+
+
 def by_job(side: Side) -> str:
     """Money an hour that each job loses now to the leak that is chosen at the top."""
-    lost = f"sum by (cluster, job_id) ({at(SHARE, CHOSEN_LEAK)})"
-    return f"{lost} * on (cluster, job_id) group_right () {at(PRICE)} and on (cluster, job_id) {at(INFO, side.who)}"
+    cost = f"{lost_by_job()} * on (cluster, job_id) group_right () {at(PRICE)}"
+    return f"{cost} and on (cluster, job_id) {at(INFO, side.who)}"
 
 
 # -- what is asked of the leak that is chosen at the top --

@@ -174,15 +174,15 @@ DRILLS: Mapping[str, Drill] = {
         about="a GPU fell off the bus two minutes before the start, and its job waits",
     ),
     "GPUEfficiencyGPUOversized": Drill(
-        scenario="oversized_allocation", minutes=6, preroll_seconds=4200, gpus=1,
+        scenario="oversized_allocation", minutes=12, preroll_seconds=4200, gpus=1,
         about="a job that needs a small part of its GPU has run for 70 minutes",
     ),
     "GPUEfficiencyGPUThrottledCostly": Drill(
-        scenario="throttled", minutes=8, preroll_seconds=360, gpus=1, settings={"policy.throttled_share": 0.02},
+        scenario="throttled", minutes=14, preroll_seconds=360, gpus=1, settings={"policy.throttled_share": 0.02},
         about="heat lowers the clocks. The alert counts the last half hour, so the drill sets throttled_share to 2 %",
     ),
     "GPUEfficiencyGPUUnownedProcess": Drill(
-        scenario="leaked_process", minutes=4, preroll_seconds=1320,
+        scenario="leaked_process", minutes=10, preroll_seconds=1320,
         about="a process has continued for 12 minutes after its job ended",
     ),
     "GPUEfficiencyGPUZombie": Drill(

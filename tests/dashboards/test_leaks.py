@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from dashboards import words
 from dashboards.build import FOLDER, boards
 from dashboards.leak_table import table
-from dashboards.leaks import note, rows, watched
+from dashboards.leaks import note, rows
 from dashboards.losses import INFERENCE, TRAINING, Side, choice, losses
 from dashboards.parts import Table
 from dashboards.watching import parted
@@ -70,7 +70,7 @@ def test_a_chosen_leak_fills_all_its_panels(side: Side) -> None:
     assert all("$leak" in expr or "${leak:raw}" in expr for expr in asked)
     for loss in losses(side):
         mine = [expr for expr in asked if f'"chosen", "{"|".join(loss.rows)}"' in expr]
-        for series in watched(loss):
+        for series in loss.series:
             assert any(parted(series)[0].split(":")[1] in expr for expr in mine), (loss.name, series)
 
 
