@@ -209,13 +209,14 @@ IN_TROUBLE_SINCE = (
 """When a job began to spin, or worked last."""
 
 
-def culprits(*where: str) -> str:
+def culprits(*where: str, nodes: str = "") -> str:
     """GPUs that do not spin in a job with hung ones, with node and rank: asked of the GPUs' own series, as alerts do.
 
-    The hang pages as soon as it is known: a record of these would be minutes behind it. `where`: of which jobs.
+    The hang pages as soon as it is known: a record of these would be minutes behind it. `where`: of which jobs; `nodes`: on which instances, if that is known.
     """
-    rests = at("gpu_efficiency_state", 'state=~"stalled|zombie|unavailable"')
-    named = at("gpu_efficiency_state", 'state="hung"', 'reason="culprit"')
+    there = (nodes,) if nodes else ()
+    rests = at("gpu_efficiency_state", *there, 'state=~"stalled|zombie|unavailable"')
+    named = at("gpu_efficiency_state", *there, 'state="hung"', 'reason="culprit"')
     hangs = at("job_state:gpu_efficiency_gpus", 'state="hung"')
     return (
         "max by (cluster, job_id, node, gpu, rank) ("

@@ -596,7 +596,7 @@ _TROUBLE_ROW = Row(
             do="look at that node's board: throttling, errors, a slow host; move the rank",
             queries=(
                 Query(
-                    f'label_replace({culprits(THIS_JOB)}, "why", "culprit", "", "")'
+                    f'label_replace({culprits(THIS_JOB, nodes=ITS_NODES)}, "why", "culprit", "", "")'
                     f' or label_replace({_of("job_rank:gpu_efficiency_straggler")}, "why", "straggler", "", "")'
                 ),
             ),

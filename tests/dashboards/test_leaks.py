@@ -86,9 +86,14 @@ def test_a_leak_that_is_new_has_its_panels_by_itself(monkeypatch: pytest.MonkeyP
 
 
 def test_shares_that_are_watched_are_recorded_across_jobs() -> None:
-    (rule,) = (rule for rule in files()["recording-leaks.yaml"] if rule["record"].startswith("class_leak_spread:"))
     watched = {name.split('"')[1] for seed in LEAK_GUIDE for name in seed.series if name.startswith("job_leak:")}
-    assert re.findall(r'leak=~"([^"]+)"', rule["expr"]) == ["|".join(sorted(watched, key=rule["expr"].index))] * 3
+    (rule,) = (
+        rule for rule in files()["recording-jobs.yaml"] if rule["record"].startswith("job_leak:gpu_efficiency_share")
+    )
+    assert re.findall(r'leak=~"([^"]+)"', rule["expr"]) == ["|".join(sorted(watched, key=rule["expr"].index))]
+    (spread,) = (rule for rule in files()["recording-leaks.yaml"] if rule["record"].startswith("class_leak_spread:"))
+    assert spread["expr"].count(rule["record"]) == 3
+    assert "leak=" not in spread["expr"]
 
 
 def test_the_two_boards_ask_for_few_things_before_a_row_is_opened() -> None:
