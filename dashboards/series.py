@@ -212,7 +212,9 @@ IN_TROUBLE_SINCE = (
 def culprits(*where: str, nodes: str = "") -> str:
     """GPUs that do not spin in a job with hung ones, with node and rank: asked of the GPUs' own series, as alerts do.
 
-    The hang pages as soon as it is known: a record of these would be minutes behind it. `where`: of which jobs; `nodes`: on which instances, if that is known.
+    The hang pages as soon as it is known: a record of these would be minutes behind it.
+
+    `where`: of which jobs; `nodes`: on which instances, if that is known.
     """
     there = (nodes,) if nodes else ()
     rests = at("gpu_efficiency_state", *there, 'state=~"stalled|zombie|unavailable"')
