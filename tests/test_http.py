@@ -390,7 +390,7 @@ def test_json_has_the_ledgers_figures(live: Site) -> None:
     assert (busy.last_hour.gau, busy.last_hour.driver_utilization) == (1.0, 1.0)
     assert gpus.node.last_hour.product == pytest.approx(0.45 / 2)
     assert (free.last_hour.gau, free.last_hour.ectr, free.last_hour.emfu, free.last_hour.product) == (0, None, None, 0)
-    assert (gpus.node.host, gpus.node.simulated, gpus.node.sampled_at) == ("node-7", False, WALL / S + 60)
+    assert (gpus.node.node, gpus.node.simulated, gpus.node.sampled_at) == ("node-7", False, WALL / S + 60)
     jobs = msgspec.json.decode(live.client.get("/api/v1/jobs").content, type=JobsOut)
     (job,) = jobs.jobs
     assert (job.owner.job_id, job.gpus, job.paid_seconds) == ("4711", ["0"], 60.0)

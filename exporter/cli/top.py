@@ -19,7 +19,7 @@ from exporter.cli.wiring import (
 from exporter.config import ConfigError
 from exporter.top.client import NodeAddressError, NodeTarget, parse_target, poll_once
 from exporter.top.screen import ViewState, render_text
-from exporter.top.view import ASCII, UNICODE, Glyphs, TopView, Trends, host_names
+from exporter.top.view import ASCII, UNICODE, Glyphs, TopView, Trends, node_names
 
 DEFAULT_URL = "http://127.0.0.1:19400"
 _PIPED_COLUMNS = 160
@@ -84,7 +84,7 @@ def _once(endpoints: list[NodeTarget], selection: ViewState, symbols: Glyphs) ->
     now = time.monotonic()
     view = TopView(
         nodes=nodes, now=now, wall=time.time(), trends=Trends(now, 1.0), glyphs=symbols,
-        names=host_names(nodes, symbols),
+        names=node_names(nodes, symbols),
     )  # fmt: skip
     width = shutil.get_terminal_size((_PIPED_COLUMNS, 1)).columns if sys.stdout.isatty() else _PIPED_COLUMNS
     sys.stdout.write(render_text(view, selection, width=width))

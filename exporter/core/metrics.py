@@ -799,7 +799,7 @@ METRICS: tuple[Metric, ...] = (
         "Seconds from the first indication of a hang or zombie to its detection; divided by "
         "gpu_efficiency_detections_total: mean time to detect.", max_series=2),
     _node.by("node_info", ("node", "pool"),
-        lambda s: (((s.meta.terms.node or s.meta.host, s.meta.terms.pool), 1),),
+        lambda s: (((s.meta.node, s.meta.terms.pool), 1),),
         "Name of the node in its scheduler, and its pool."),
     _node("observation_timestamp_seconds", lambda s: s.wall / SECOND,
         "Unix time of the latest observation, by the node's clock."),

@@ -313,6 +313,11 @@ class DaemonMetadata(Struct, frozen=True, kw_only=True):
     reload: ReloadStatus | None = None
     """None: the configuration file is not watched."""
 
+    @property
+    def node(self) -> str:
+        """The node's name in its scheduler, else its host name, which in a pod is the pod's."""
+        return self.terms.node or self.host
+
 
 class Snapshot(Struct, frozen=True, dict=True):
     """The node at one moment."""

@@ -110,9 +110,8 @@ def suspected_jobs(snapshot: Snapshot, *, after: int) -> dict[str, SuspectedJob]
                 if snapshot.wall - gpu.spin_since >= after:
                     suspects.setdefault(owner.job_id, set()).add(gpu.device.uuid)
     indexes = {gpu.device.uuid: gpu.device.index for gpu in snapshot.gpus}
-    node = snapshot.meta.terms.node or snapshot.meta.host
     return {
-        job: SuspectedJob(frozenset(spinning[job]), frozenset(suspects[job]), indexes, node)
+        job: SuspectedJob(frozenset(spinning[job]), frozenset(suspects[job]), indexes, snapshot.meta.node)
         for job in sorted(suspects)[:MOST_JOBS]
     }
 

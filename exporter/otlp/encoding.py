@@ -47,11 +47,10 @@ def encode(snapshot: Snapshot, resource: Resource) -> MetricsData:
 def node_resource(snapshot: Snapshot) -> Resource:
     """Describe the node; attributes of OTEL_RESOURCE_ATTRIBUTES are added. In Prometheus the first two are labels."""
     meta = snapshot.meta
-    node = meta.terms.node or meta.host
     return Resource.create(
         {
             "service.name": "gpu-efficiency",
-            "service.instance.id": node,
+            "service.instance.id": meta.node,
             "service.version": meta.version,
             "host.name": meta.host,
         }

@@ -26,7 +26,7 @@ from exporter.colours import LAYERS, STATES, TERMINAL
 from exporter.top.client import NodePollers, NodeTarget
 from exporter.top.columns import LOUD_STATES, ListKind
 from exporter.top.screen import RenderedScreen, ViewState, handle_key, list_rows, render_screen
-from exporter.top.view import Glyphs, PolledNode, StyledLine, TopView, Trends, host_names
+from exporter.top.view import Glyphs, PolledNode, StyledLine, TopView, Trends, node_names
 
 _PLAIN_STYLES = {name: Style(bold=True) for name in ("strong", "bad", *LOUD_STATES)} | {"soft": Style(dim=True)}
 _COLOUR_STYLES = (
@@ -170,7 +170,7 @@ class TopApp(App[None]):
 
     def _build_view(self, nodes: tuple[PolledNode, ...], now: float) -> TopView:
         self._trends.advance(now)
-        labels = host_names(nodes, self._glyphs)
+        labels = node_names(nodes, self._glyphs)
         return TopView(nodes=nodes, now=now, wall=time.time(), trends=self._trends, glyphs=self._glyphs, names=labels)
 
     def _draw(self) -> None:

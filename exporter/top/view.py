@@ -372,10 +372,10 @@ class TopView(Struct, frozen=True, kw_only=True):
         return len(self.nodes) > 1
 
 
-def host_names(nodes: tuple[PolledNode, ...], glyphs: Glyphs) -> tuple[str, ...]:
-    """Return each node's host name, or its address if the host name is not known yet or not unique."""
-    hosts = [node.node.host if node.node else "" for node in nodes]
+def node_names(nodes: tuple[PolledNode, ...], glyphs: Glyphs) -> tuple[str, ...]:
+    """Return each node's name, or its address if the name is not known yet or not unique."""
+    names = [node.node.node or node.node.host if node.node else "" for node in nodes]
     return tuple(
-        glyphs.printable(host if host and hosts.count(host) == 1 else node.address.partition("://")[2])
-        for host, node in zip(hosts, nodes, strict=True)
+        glyphs.printable(name if name and names.count(name) == 1 else node.address.partition("://")[2])
+        for name, node in zip(names, nodes, strict=True)
     )

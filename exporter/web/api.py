@@ -406,7 +406,10 @@ class JobOut(Struct, frozen=True, kw_only=True):
 class NodeOut(Struct, frozen=True, kw_only=True):
     """The node, the source of its data, and how fresh that is."""
 
+    node: str = ""
+    """The node's name in its scheduler, else its host name."""
     host: str
+    """The host name of the daemon: in a pod without the host's network, the pod's."""
     source: str = ""
     source_reason: str = ""
     """Why this source was selected, in one sentence."""

@@ -79,7 +79,7 @@ def node_identity(snapshot: Snapshot | None) -> tuple[str, str, float]:
     if snapshot is None:
         return "", "", 0.0
     meta = snapshot.meta
-    return meta.terms.node or meta.host, meta.host, snapshot.wall / SECOND
+    return meta.node, meta.host, snapshot.wall / SECOND
 
 
 def collect_records(history: HistoryReader | None, snapshot: Snapshot | None, query: JobRecordQuery) -> list[JobRecord]:

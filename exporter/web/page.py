@@ -460,7 +460,7 @@ def render_node_page(data: PageData | None, *, problem: str = "") -> str:
     node = data.gpus.node
     return template.render(
         common,
-        title=node.host or "this node",
+        title=node.node or "this node",
         sampled_at=node.sampled_at,
         now=node.sampled_at,
         node=node,

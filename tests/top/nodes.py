@@ -16,7 +16,7 @@ from exporter.core.ledger import Ledger
 from exporter.core.pipeline import advance
 from exporter.core.snapshot import DaemonMetadata, Snapshot, take_snapshot
 from exporter.simulate.simulation import simulate
-from exporter.top.view import UNICODE, Glyphs, PolledNode, TopView, Trends, host_names
+from exporter.top.view import UNICODE, Glyphs, PolledNode, TopView, Trends, node_names
 from exporter.web.api import AccountsOut, GpusOut, JobsOut, accounts_out, gpus_out, jobs_out
 
 NOW, WALL = 1000.0, 1_767_225_600.0
@@ -67,4 +67,4 @@ def view(*nodes: PolledNode, signs: Glyphs = UNICODE, now: float = NOW, trends: 
     """Return a view of the nodes; by default of the simulated one."""
     shown = nodes or (seen(),)
     watched = trends or Trends(now - 60, 4.0)
-    return TopView(nodes=shown, now=now, wall=WALL, trends=watched, glyphs=signs, names=host_names(shown, signs))
+    return TopView(nodes=shown, now=now, wall=WALL, trends=watched, glyphs=signs, names=node_names(shown, signs))

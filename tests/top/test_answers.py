@@ -4,9 +4,10 @@ from typing import Any
 
 import httpx
 import msgspec
+from msgspec.structs import replace
 
 from exporter.top.client import NodeClient, parse_target, poll_once
-from exporter.top.view import UNICODE, host_names, hourly_loss
+from exporter.top.view import UNICODE, hourly_loss, node_names
 from exporter.web import api
 from exporter.web.app import create_app
 from tests.top.nodes import answers as said
@@ -91,10 +92,19 @@ def test_what_leaks_in_money_is_told_where_there_is_one_price() -> None:
     assert hourly_loss(two, "last_hour") is None
 
 
+def test_a_node_has_its_name_in_the_scheduler_and_where_its_daemon_is_older_its_hosts() -> None:
+    told = seen()
+    pod, old = ({"node": name, "host": "gpu-efficiency-x7k2p"} for name in ("n1", ""))
+    assert told.gpus
+    for named, shown in ((pod, "n1"), (old, "gpu-efficiency-x7k2p")):
+        there = replace(told, gpus=replace(told.gpus, node=replace(told.gpus.node, **named)))
+        assert node_names((there,), UNICODE) == (shown,)
+
+
 def test_nodes_are_named_by_their_hosts_unless_two_say_the_same() -> None:
     one, two = seen(), seen(address="http://other:19400")
-    assert host_names((one,), UNICODE) == ("gpu-node-00",)
-    assert host_names((one, two), UNICODE) == ("gpu-node-00:19400", "other:19400")
+    assert node_names((one,), UNICODE) == ("gpu-node-00",)
+    assert node_names((one, two), UNICODE) == ("gpu-node-00:19400", "other:19400")
 
 
 def test_all_are_asked_at_once_and_one_that_is_not_there_costs_only_itself() -> None:

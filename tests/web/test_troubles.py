@@ -8,6 +8,7 @@ import pytest
 from exporter.core.ledger import Ledger
 from exporter.core.model import SECOND
 from exporter.core.pipeline import advance
+from exporter.core.prices import Terms
 from exporter.core.snapshot import DaemonMetadata, take_snapshot
 from exporter.simulate.simulation import simulate
 from exporter.web.api import accounts_out, gpus_out, jobs_out
@@ -23,7 +24,8 @@ def _page() -> Page:
         ledger = Ledger()
         for observation in simulation.observations:
             advance(ledger, observation)
-        snapshot = take_snapshot(ledger, DaemonMetadata(host="n1", simulated=True))
+        meta = DaemonMetadata(host="gpu-efficiency-x7k2p", simulated=True, terms=Terms(node="n1"))
+        snapshot = take_snapshot(ledger, meta)
         return render_node_page(
             PageData(accounts=accounts_out(snapshot, 0), gpus=gpus_out(snapshot, 0), jobs=jobs_out(snapshot, 0))
         )
@@ -34,6 +36,12 @@ def _page() -> Page:
 def banners(page: str) -> list[str]:
     found = re.findall(r'<p class="banner (?:alarm|warn)" role="status".*?</p>', page, re.DOTALL)
     return [" ".join(re.sub(r"<[^>]+>", "", each).split()) for each in found]
+
+
+def test_in_a_pod_it_has_the_name_of_the_node(page: Page) -> None:
+    (heading,) = re.findall("<h1><bdi>(.*?)</bdi>", page("deadlock"))
+    title, *_ = re.findall("<title>(.*?)</title>", page("deadlock"))
+    assert (heading, title[:2]) == ("n1", "n1")
 
 
 def test_a_hang_is_named_with_owner_time_culprit_and_what_to_do(page: Page) -> None:
