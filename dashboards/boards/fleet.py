@@ -55,7 +55,7 @@ def _product() -> tuple[Query, ...]:
     shown["product"] = product("cluster"), "= useful"
     return (
         *(query for which, (expr, name) in shown.items() for query in bands.by_class(expr, which, _SERVE, legend=name)),
-        Query(ratio("cluster", "kernel_utilization"), "nvidia-smi", steps=((None, words.UNKNOWN),)),
+        Query(ratio("cluster", "kernel_utilization"), "nvidia-smi shows", steps=((None, words.UNKNOWN),)),
     )
 
 

@@ -573,9 +573,9 @@ _SIGNS = {
     "power_flat": "Power flat",
     "temperature_falling": "Cools",
 }
-_AGREES = {"1": "yes", "0": "no", "2": "no spin"}
+_AGREES = {"1": "yes", "0": "no", "2": "not spinning"}
 _FOR_A_HANG = {"1": words.STATES["hung"], "0": words.GOOD, "2": words.WATCH}
-_WAITED_FOR, _STANDS_OUT = {"culprit": "culprit: waited for"}, {"culprit": words.WATCH}
+_WAITED_FOR, _STANDS_OUT = {"culprit": "the culprit"}, {"culprit": words.WATCH}
 _CULPRITS = 'state="hung",reason="culprit"'
 _BY = "cluster, node, gpu"
 
@@ -609,7 +609,7 @@ _EYE = Row(
                 rising=True,
             ),
             shows="Each GPU of the job; while it is suspected, the eight signs: yes speaks for a hang, no against it, -"
-            " cannot be seen or is not asked for; no spin: the culprit, for which the others wait, does not spin"
+            " cannot be seen or is not asked for; not spinning: the culprit, for which the others wait, does not spin"
             " itself. Agree: the share of those seen.",
             bad="all yes on all GPUs but one: that one is the culprit",
             do="believe it only if the curves below say the same; then call the owner",
