@@ -26,8 +26,8 @@ from tests.e2e.pace import PACES, at_pace, faster_policy, period
 # Two minutes, and six more on a machine that is too busy for the first pace.
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1500)]
 HANG, CONFIRMED, KILLED, CANCELLED, MENDED = 3, 8, 13, 18, 21.5
-"""When a rank goes missing; minutes until that is confirmed; when an exporter is killed; when the job is cancelled; when
-the notebook is used again and a job is given the GPUs that nobody had."""
+"""When a rank goes missing; minutes until that is confirmed; when an exporter is killed; when the job is cancelled;
+when the notebook is used again and a job is given the GPUs that nobody had."""
 CULPRIT, VICTIM, ODD = 5, 2, 8
 """Numbers of the nodes with the missing rank, with the killed exporter, and with the notebook."""
 MISSING = 3
