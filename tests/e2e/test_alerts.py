@@ -191,9 +191,10 @@ def test_two_of_them_wake_somebody_and_each_comes_to_whom_it_concerns(outcome: O
     }
 
 
-def test_a_deadlock_of_64_gpus_pages_within_a_minute_of_when_it_is_confirmed(outcome: Outcome) -> None:
+def test_a_deadlock_of_64_gpus_pages_within_two_minutes_of_when_it_is_confirmed(outcome: Outcome) -> None:
+    """A reading may come 12 s late, a scrape and an evaluation 30 s each, a message 10 s; and the machine is busy."""
     paged = outcome.world.minute(outcome.first("GPUEfficiencyJobDeadlocked").at)
-    assert 0 <= paged - HANG - CONFIRMED <= 1
+    assert 0 <= paged - HANG - CONFIRMED <= 2
 
 
 def test_the_page_of_a_deadlock_names_job_culprit_and_money(outcome: Outcome) -> None:
