@@ -9,7 +9,7 @@ Usage, from the root of the project (`make docs`): python -m alerts.build_runboo
 
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from textwrap import dedent
 from typing import Any, NamedTuple
@@ -75,6 +75,8 @@ class Alert(NamedTuple):
     rule: dict[str, Any]
     records: dict[str, str]
     """Expressions of the records of its own file that it reads, directly or not."""
+    thresholds: tuple[str, ...]
+    """Those that it or any record it reads compares with, whatever file that is in."""
 
     @property
     def severities(self) -> list[str]:
@@ -105,20 +107,32 @@ _AsWritten.add_constructor("tag:yaml.org,2002:str", _text)
 
 def alerts(folder: Path = ROOT / "alerts") -> list[Alert]:
     """Read every alerting rule of every file; raises ValueError where two have one name."""
-    found = [alert for path in sorted(folder.glob("*.yaml")) for alert in _of(path)]
+    files = {path: _rules(path) for path in sorted(folder.glob("*.yaml"))}
+    records = {name: expr for rules in files.values() for name, expr in _records(rules).items()}
+    found = [alert for path, rules in files.items() for alert in _of(path, rules, records)]
     names = [alert.name for alert in found]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ValueError(f"{folder}: two rules are called {twice[0]}: one runbook cannot be both's; rename one")
     return found
 
 
-def _of(path: Path) -> Iterator[Alert]:
+def _rules(path: Path) -> list[dict[str, Any]]:
     tree = yaml.load(path.read_text(encoding="utf-8"), Loader=_AsWritten)  # noqa: S506  a safe loader
-    rules = [rule for group in tree["groups"] for rule in group["rules"]]
-    records = {rule["record"]: rule["expr"] for rule in rules if "record" in rule}
+    return [rule for group in tree["groups"] for rule in group["rules"]]
+
+
+def _records(rules: Iterable[dict[str, Any]]) -> dict[str, str]:
+    return {rule["record"]: rule["expr"] for rule in rules if "record" in rule}
+
+
+def _of(path: Path, rules: Sequence[dict[str, Any]], records: dict[str, str]) -> Iterator[Alert]:
+    """Give the alerts of one file; `records` are those of all files."""
+    own = _records(rules)
     for rule in rules:
         if "alert" in rule:
-            yield Alert(rule["alert"], path.name, rule, _read(rule["expr"], records))
+            expr = rule["expr"]
+            compared = _THRESHOLD.findall("\n".join((expr, *_read(expr, records).values())))
+            yield Alert(rule["alert"], path.name, rule, _read(expr, own), tuple(dict.fromkeys(compared)))
 
 
 def _read(expr: str, records: dict[str, str]) -> dict[str, str]:
@@ -157,7 +171,7 @@ def _team(value: str) -> str:
 
 
 def _thresholds(alert: Alert) -> str:
-    read = dict.fromkeys(_THRESHOLD.findall(alert.expressions), "the rule")
+    read = dict.fromkeys(alert.thresholds, "the rule")
     judged = ABOUT.get(alert.name, About()).judged
     read |= {name: "both" if name in read else "the daemon" for name in judged}
     rows = [f"| `{name}` | {_default(name)} | {by} | {_why(name)} |" for name, by in read.items()]
