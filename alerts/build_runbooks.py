@@ -190,7 +190,7 @@ def _why(name: str) -> str:
 def _leaks(alert: Alert) -> str:
     wanted = ABOUT.get(alert.name, About()).leaks
     rows = [f"| `{k.name}` | {k.layer} | {k.team} | {k.watch} | {k.fix} |" for k in LEAKS if k.name in wanted]
-    return "\n".join(("| leak | layer | team | watch | do first |", "|---|---|---|---|---|", *rows)) if rows else ""
+    return "\n".join(("| leak | layer | role | watch | do first |", "|---|---|---|---|---|", *rows)) if rows else ""
 
 
 # -- the files --

@@ -198,7 +198,8 @@ prints it for programs. This page and both outputs are generated from one table,
 The layer is the ratio that a leak lowers: `gau` (occupied / observed), `ectr` (computing / occupied) or `emfu` (useful
 / (computing - `unresolved`)). [README](../README.md) and [accounting](accounting.md) define these times. In short, a
 GPU is *occupied* unless it is unavailable, unallocated, a zombie or held by a server without requests; the share of a
-GPU that its job never needs is not occupied either. An occupied GPU is *computing* unless its job waits.
+GPU that its job never needs is not occupied either. An occupied GPU is *computing* unless its job waits; waiting in a
+pipeline bubble counts as computing.
 
 The role is who can usually act. It is not the label `team`, which your workload rules set. *platform* runs the cluster,
 *scheduling* decides who gets which GPU, *training* and *serving* run jobs and servers, *model* writes the model's code,
@@ -242,20 +243,20 @@ tensor activity x (the GPU's clock / the clock for which the peak is specified).
 | reported | the reports of the training job |
 | engine | the metrics of the serving engine |
 
-An estimate has bounds: [what is an estimate](accounting.md#what-is-an-estimate). Job reports name a fifth evidence,
-*calibrated*, for `exposed_communication` alone. That is an estimate too, but with the SM activities of this job's
-communicating and computing kernels instead of assumed ones. The daemon measures these if it reads the counters at least
-every 250 ms, for instance with `sampling.interval_seconds = 0.1` (the default is 1). With longer readings it can
-measure them only if the job does nothing but exchange data in some of them.
+An estimate has bounds: [what is an estimate](accounting.md#what-is-an-estimate). Job reports have a fifth kind of
+evidence, *calibrated*, for `exposed_communication` alone: an estimate that uses the SM activity measured in this job's
+communicating and computing kernels instead of an assumed one. The daemon measures it if it reads the counters at least
+every 250 ms, for instance with `sampling.interval_seconds = 0.1` (the default is 1). At longer intervals it can do so
+only if there are some in which the job does nothing but exchange data.
 
 Some leaks can be seen only in a job's reports or in an engine's metrics. Without these, such a leak stays at 0. Its
 time then counts as a leak that counters can show (mostly `unattributed_stall`, `memory_bound`, `low_parallelism` or
 `other_compute`) or as `useful`. Four others are estimated from counters until the job reports them: `checkpoint`,
 `data_stall`, `pipeline_bubble` and `exposed_communication`.
 
-The absence of speculative decoding is not a leak. As a hint of what it might save,
-`gpu_efficiency_job_advice_seconds_total{advice="speculative_decoding"}` counts half of such a server's `memory_bound`
-time. This time stays in `memory_bound`.
+To do without speculative decoding is not a leak. For a server that does without,
+`gpu_efficiency_job_advice_seconds_total{advice="speculative_decoding"}` counts half of the `memory_bound` time, as a
+hint of what it might save. This time stays in `memory_bound`.
 
 | # | metric to watch | series | evidence | signals needed | runbook |
 |---|---|---|---|---|---|"""

@@ -144,9 +144,9 @@ LEAK_GUIDE: tuple[LeakGuideEntry, ...] = (
         watch="share of a step in which a pipeline stage has nothing to compute",
         series=("job:gpu_efficiency_bubble:ratio", f'{_SHARE}{{leak="pipeline_bubble"}}'),
         evidence=("reported", "estimated"),
-        needs="the job's report: its stages, microbatches and schedule, or the time in phase `bubble`. Without it"
-        " only if several stages run on one node: from the pattern in which their GPUs wait one after the other, or,"
-        " where readings hide that, poll for as long while hardly any data moves",
+        needs="the job's report: its stages, microbatches and schedule, or the time in phase `bubble`. Without a report"
+        " it is estimated if several stages run on one node: their GPUs wait in turn. If the readings are too long to"
+        " show that, their GPUs poll for equally long while hardly any data moves",
         training=ExpectedLoss(0, 12, ("narayanan2021",)), inference=ExpectedLoss(0, 2)),
     LeakGuideEntry(8, "recomputation", ("emfu",), "training",
         rows=("recomputation",),

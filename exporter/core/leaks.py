@@ -381,7 +381,7 @@ LEAKS: tuple[Leak, ...] = (
         colour="#DE6F0E"),
     Leak("hung", "ectr",
         "the job makes no progress: its kernels only spin (busy, without computing or moving data), or it crashes after"
-        " each restart; a GPU without a kernel for which the others spin is included",
+        " each restart; a GPU that runs no kernel while the others spin and wait for it is hung, too",
         takes_all_in=frozenset({State.HUNG}), team="training",
         watch="time to detect, time to recover, goodput",
         fix="dump stacks on the culprit rank, then restart from the checkpoint",
@@ -447,7 +447,7 @@ LEAKS: tuple[Leak, ...] = (
         fix="overlap with compute; place ranks closer; find the straggler",
         colour="#E3679F"),
     Leak("prefill_decode_interference", "ectr",
-        "the time that prefills on the same GPU add to decode steps, of kernel time without tensor work",
+        "time by which prefills on the same GPU lengthen decode steps; only kernel time without tensor work counts",
         pools=(SLACK,), evidence="engine", signs=(REPORTING,), team="serving",
         detector=lambda span, left: left * span.shares.prefill_slowdown // PPM,
         watch="TTFT, inter-token p99", fix="chunked prefill, or prefill and decode on GPUs of their own",

@@ -218,7 +218,7 @@ DRILLS: Mapping[str, Drill] = {
     ),
     "GPUEfficiencyRegressed": Drill(
         scenario="drill_unallocated", minutes=45,
-        about="no GPU is allocated, where 90 % of the time was: Prometheus is given the day before from a file",
+        about="no GPU is allocated; on the day before, which you load into Prometheus, 90 % of the time was",
         past={"cluster:gpu_efficiency_owned:gpus": 2.0, "cluster:gpu_efficiency_gau:ratio_rate5m": 0.9},
     ),
     "GPUEfficiencySchedulerDataStale": Drill(
