@@ -33,6 +33,8 @@ SECTIONS = (
     "How to tune",
     "False positives",
 )
+_DEFAULT = "`evaluation_interval`"
+"""Of a group that names none: Prometheus' own setting."""
 SEVERITIES = ("page", "ticket", "info")
 _THRESHOLD = re.compile(r'gpu_efficiency_threshold\{name="(\w+)"')
 _SEVERITY = re.compile(r'"severity", "(\w+)"')
@@ -48,11 +50,16 @@ class About(NamedTuple):
 
 
 ABOUT = {
-    "GPUEfficiencyJobDeadlocked": About(("hung",), ("hang_seconds", "hang_suspect_seconds", "hang_stray_share")),
-    "GPUEfficiencyJobHungSuspected": About(("hung",), ("hang_suspect_seconds", "hang_seconds")),
+    "GPUEfficiencyJobDeadlocked": About(
+        ("hung",), ("hang_seconds", "hang_peer_seconds", "hang_suspect_seconds", "hang_stray_share")
+    ),
+    "GPUEfficiencyJobHungSuspected": About(("hung",), ("hang_suspect_seconds", "hang_seconds", "hang_peer_seconds")),
     "GPUEfficiencyGPUZombie": About(
         ("idle_allocation",),
-        ("zombie_batch_seconds", "zombie_interactive_seconds", "zombie_serving_seconds", "zombie_duty"),
+        (
+            "zombie_batch_seconds", "zombie_worked_factor", "zombie_worked_seconds", "zombie_interactive_seconds",
+            "zombie_serving_seconds", "zombie_duty", "working_cpu_cores",
+        ),
     ),
     "GPUEfficiencyGPUAllocatedWithoutProcess": About(("idle_allocation", "startup")),
     "GPUEfficiencyGPUUnownedProcess": About(("idle_allocation",), ("unowned_seconds",)),
@@ -73,6 +80,8 @@ class Alert(NamedTuple):
     name: str
     file: str
     rule: dict[str, Any]
+    every: str
+    """How often it is evaluated."""
     records: dict[str, str]
     """Expressions of the records of its own file that it reads, directly or not."""
     thresholds: tuple[str, ...]
@@ -117,8 +126,9 @@ def alerts(folder: Path = ROOT / "alerts") -> list[Alert]:
 
 
 def _rules(path: Path) -> list[dict[str, Any]]:
+    """Give each rule of a file with the `interval` of its group."""
     tree = yaml.load(path.read_text(encoding="utf-8"), Loader=_AsWritten)  # noqa: S506  a safe loader
-    return [rule for group in tree["groups"] for rule in group["rules"]]
+    return [{"interval": group.get("interval", _DEFAULT)} | rule for group in tree["groups"] for rule in group["rules"]]
 
 
 def _records(rules: Iterable[dict[str, Any]]) -> dict[str, str]:
@@ -132,7 +142,8 @@ def _of(path: Path, rules: Sequence[dict[str, Any]], records: dict[str, str]) ->
         if "alert" in rule:
             expr = rule["expr"]
             compared = _THRESHOLD.findall("\n".join((expr, *_read(expr, records).values())))
-            yield Alert(rule["alert"], path.name, rule, _read(expr, own), tuple(dict.fromkeys(compared)))
+            thresholds = tuple(dict.fromkeys(compared))
+            yield Alert(rule["alert"], path.name, rule, rule["interval"], _read(expr, own), thresholds)
 
 
 def _read(expr: str, records: dict[str, str]) -> dict[str, str]:
@@ -157,6 +168,7 @@ def _facts(alert: Alert) -> str:
     labels = ", ".join(f"`{key}={_team(value)}`" for key, value in rule["labels"].items() if key != "severity")
     rows = (
         ("severity", " or ".join(f"**{severity}**" for severity in alert.severities)),
+        ("evaluated every", alert.every),
         ("for", rule.get("for", "0: at once")),
         ("keep_firing_for", rule.get("keep_firing_for", "0")),
         ("labels", labels),

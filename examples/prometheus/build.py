@@ -88,7 +88,8 @@ def block() -> str:
 
 
 def _summary() -> Iterator[str]:
-    yield "| profile | keeps | series of such a node | rules that record | alerts | panels that lack nothing |"
+    node = "a node with 8 GPUs, a job that reports and a server"
+    yield f"| profile | keeps | series of {node} | rules that record | alerts | panels that lack nothing |"
     yield "|---|---|---|---|---|---|"
     every = rules()
     records, alerts = (sum(rule.record is kind for rule in every) for kind in (True, False))

@@ -128,7 +128,7 @@ METRICS: tuple[Metric, ...] = (
         "queue_fitting_jobs", "gauge",
         "Pending jobs that would fit the GPUs which are free now, in order of priority, each whole: by GPUs and their"
         " type, nodes, partition, features and reservation. CPUs, memory and limits are not weighed: where this is not"
-        " 0, something else than GPUs holds jobs back.",
+        " 0, something other than GPUs holds jobs back.",
         _live("jobs", "nodes", read=lambda v: sorted(v.fitting.jobs.items())), _QUEUE,
     ),
     _row(
@@ -185,7 +185,7 @@ METRICS: tuple[Metric, ...] = (
     ),
     _row(
         "interruptions_total", "counter",
-        "Times jobs were thrown back into the queue (outcome requeued) or ended (ended) by something else than"
+        "Times jobs were thrown back into the queue (outcome requeued) or ended (ended) by something other than"
         " themselves since this program began. Cause node_failure: a node it ran on has gone down, failed or been"
         " drained since it was last seen at work; preempted: the scheduler says so, or a job that may preempt it took"
         " its node at the same time; unknown: neither.",

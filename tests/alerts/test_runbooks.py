@@ -259,8 +259,20 @@ def new(tmp_path: Path) -> Alert:
 def test_a_block_has_the_rule_as_it_is_written_its_record_and_its_thresholds(new: Alert) -> None:
     text = block(new)
     assert "# job:half:ratio\na\n/ b\n\n# New\njob:half:ratio\n> on (cluster)" in text
-    assert "| **ticket** | 2m | 0 | `team=the job's, else platform` |" in text
+    assert "| **ticket** | `evaluation_interval` | 2m | 0 | `team=the job's, else platform` |" in text
     assert re.search(r"\| `clock_skew_seconds` \| 30 \| the rule \| E: ", text)
+
+
+def test_a_threshold_that_a_record_of_another_file_reads_is_in_the_block(tmp_path: Path) -> None:
+    large = 'expr: a < on (cluster) gpu_efficiency_threshold{name="hang_page_gpus"}'
+    (tmp_path / "a.yaml").write_text(f"groups: [{{name: a, interval: 2m, rules: [{{record: job:large, {large}}}]}}]")
+    alert = "{alert: New, expr: job:large > 0, labels: {severity: page, team: a}}"
+    (tmp_path / "b.yaml").write_text(f"groups: [{{name: b, interval: 30s, rules: [{alert}]}}]")
+    (found,) = alerts(tmp_path)
+    assert "| `hang_page_gpus` | 8 | the rule |" in block(found)
+    assert "| **page** | 30s |" in block(found)
+    assert "job:large > 0\n```" in block(found)
+    assert "# job:large" not in block(found)
 
 
 def test_a_new_alert_gets_the_headings_which_are_empty(new: Alert) -> None:
