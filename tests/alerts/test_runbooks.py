@@ -264,7 +264,7 @@ def test_a_block_has_the_rule_as_it_is_written_its_record_and_its_thresholds(new
 
 
 def test_a_threshold_that_a_record_of_another_file_reads_is_in_the_block(tmp_path: Path) -> None:
-    large = 'expr: a < on (cluster) gpu_efficiency_threshold{name="hang_page_gpus"}'
+    large = """expr: 'a < on (cluster) gpu_efficiency_threshold{name="hang_page_gpus"}'"""
     (tmp_path / "a.yaml").write_text(f"groups: [{{name: a, interval: 2m, rules: [{{record: job:large, {large}}}]}}]")
     alert = "{alert: New, expr: job:large > 0, labels: {severity: page, team: a}}"
     (tmp_path / "b.yaml").write_text(f"groups: [{{name: b, interval: 30s, rules: [{alert}]}}]")
