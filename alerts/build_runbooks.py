@@ -248,23 +248,24 @@ _HEAD = """# Runbooks
 `make docs` writes this page, and in each runbook the block between the marks, from the rules in `alerts/`. The rest of
 a runbook is written by people.
 
-Words in capitals are for you to fill in: NODE is a node's host name (in a query the alert's label of that name), JOB
-the alert's `job_id`, GPU an index on the node, PID a process, POD and NS a pod and its namespace. A query can be asked
-from a shell: `promtool query instant http://PROMETHEUS:9090 'QUERY'`. The daemon answers on port 19400 of each node,
-`gpu-efficiency cluster` on 19401. Its unit is called `gpu-efficiency` here; yours may have another name.
+Words in capitals are for you to fill in: NODE is a node's host name (in a query, and for `amtool`, the value of the
+alert's label `instance` or `node`), JOB the alert's `job_id`, GPU an index on the node, PID a process, POD and NS a pod
+and its namespace: the job's, but for `port-forward` and the daemon's log the daemon's pod on that node. A query can be
+asked from a shell: `promtool query instant http://PROMETHEUS:9090 'QUERY'`. The daemon answers on port 19400 of each
+node, `gpu-efficiency cluster` on 19401. Its unit is called `gpu-efficiency` here; yours may have another name.
 
 `nvidia-smi`, `dcgmi`, `ps`, `dmesg`, `journalctl`, `systemctl` and `gpu-efficiency` are run on the node, and so is what
 fetches from `localhost:19400`: the page and the JSON API are served there only, unless you have configured users or
-certificates ([security.md](../security.md#who-can-access-what)). On Kubernetes run
-`kubectl -n NS port-forward POD 19400` beside it, and leave out `ssh NODE`. Where `web.config_file` configures TLS and
-users, it is `curl -k -u USER https://localhost:19400/...`.
+certificates ([security.md](../security.md#who-can-access-what)). On Kubernetes run `kubectl -n NS port-forward POD
+19400` beside it, leave out `ssh NODE`, and run `gpu-efficiency` by `kubectl -n NS exec POD -- gpu-efficiency ...`.
+Where `web.config_file` configures TLS and users, it is `curl -k -u USER https://localhost:19400/...`.
 
 - Money is in the currency of `[[prices]]`; without a price table it is in GPU-hours. (E) marks an estimate.
 - Prices, thresholds, rules for jobs and exemptions are reloaded within seconds of a change of the configuration file,
   or on SIGHUP; other settings need a restart of the daemon ([reload](../operations.md#reload)).
 - `[[exemptions]]` cover GPUEfficiencyGPUZombie, GPUEfficiencyGPUAllocatedWithoutProcess, GPUEfficiencyGPUOversized and
   the budget of GPUEfficiencyIdleAllocationCost, until their date. Nothing else: for the rest there are thresholds, and
-  silences with an end (`amtool silence add`).
+  silences with an end (`amtool silence add`; tell it `--alertmanager.url` unless its configuration file has that).
 - What looks wrong: `gpu-efficiency record FILE --duration 600` on the node while it lasts, and report it with that
   file. It holds names of users and jobs.
 

@@ -172,7 +172,7 @@ def check_kubernetes(context: CheckContext, _: Findings) -> Iterator[Finding]:
     except SchedulerError as err:
         yield _refused(context, "kubernetes", err)
     else:
-        message = f"the kubelet answers: {pods} pods, which hold {devices} devices"
+        message = f"the kubelet answers: allocated devices: {devices}, pods: {pods}"
         yield Finding(JOBS, "kubernetes", OK, message)
     yield from _api(context)
 

@@ -396,4 +396,4 @@ def _holders(sampled: SampledStatus, scheduler: str) -> Finding:
     jobs = {allocation.owner.job_id for allocation in held.values()}
     if any(allocation.owner.scheduler == DCGM_EXPORTER for allocation in held.values()):
         scheduler = "labels of dcgm-exporter's page, at second hand"
-    return Finding(SAMPLE, "holders", OK, f"{scheduler}: {len(jobs)} jobs hold {len(held)} GPUs or instances")
+    return Finding(SAMPLE, "holders", OK, f"{scheduler}: allocated GPUs or instances: {len(held)}, jobs: {len(jobs)}")
