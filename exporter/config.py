@@ -62,9 +62,10 @@ class WebSettings(Struct, frozen=True, forbid_unknown_fields=True):
     listen_address: str = f":{DEFAULT_PORT}"
     """Address to listen on, host:port; an empty host means all addresses."""
     page_address: str = ""
-    """Address (host:port) of the page and the JSON API, which listen_address then does not serve; empty: none."""
+    """Separate address (host:port) for the page and the JSON API; empty: listen_address serves them."""
     open_page: bool = False
-    """Serve the page and the JSON API without authentication on all interfaces. false: on loopback only."""
+    """Serve the page and the JSON API without authentication on all interfaces. false: beyond loopback only to clients
+    that config_file authenticates."""
     config_file: str = ""
     """Web configuration file of Prometheus exporters (YAML): TLS, client certificates, users. Empty: none of them."""
 
@@ -162,9 +163,10 @@ class WorkloadRule(Struct, frozen=True, forbid_unknown_fields=True, omit_default
     zombie_seconds: Positive | None = None
     """Seconds without work after which a matching job counts as a zombie."""
     hang_seconds: Positive | None = None
-    """Seconds of kernel time without progress after which a matching job counts as hung."""
+    """Seconds of spinning after which a matching job counts as hung; replaces all hang limits of [policy]."""
     useful_pipe: Literal["", "tensor", "fp64", "fp32", "none"] = ""
-    """Pipe whose activity is the useful work of matching jobs; none: eMFU does not apply to them; empty: as seen."""
+    """Pipe whose activity is the useful work of matching jobs; none: eMFU does not apply to them; empty: detected from
+    the counters."""
     scheduler: str = ""
     """Pattern for the scheduler: slurm, kubernetes, mapping-dir, processes."""
     partition: str = ""
@@ -193,7 +195,7 @@ class WorkloadSettings(Struct, frozen=True, forbid_unknown_fields=True):
     rules: tuple[WorkloadRule, ...] = ()
     """Each setting comes from the first matching rule that has it."""
     defaults: bool = True
-    """Apply the built-in rules for the class after these."""
+    """After [[workload.rules]], apply the built-in rules that determine the workload class."""
 
 
 def _start_of(day: date) -> float:
@@ -296,7 +298,8 @@ class BudgetSettings(Struct, frozen=True, forbid_unknown_fields=True):
     idle_per_hour: Annotated[float, Meta(ge=0, le=1e9)] | None = None
     """Money per hour lost on unallocated and idle GPUs; not set: no alert."""
     currency: Currency | None = None
-    """Currency of idle_per_hour: that of [[prices]] unless set; of several USD, or the first; GPU-hours without any."""
+    """Currency of idle_per_hour, one of [[prices]]. Not set: USD if it is one of them, otherwise the alphabetically
+    first. Without [[prices]] the budget is in GPU-hours."""
 
 
 class ClusterSettings(Struct, frozen=True, forbid_unknown_fields=True):
@@ -328,7 +331,8 @@ class GatewaySettings(Struct, frozen=True, forbid_unknown_fields=True):
     ca_file: str = ""
     """Certificate authority of the nodes, if they have TLS with a private one; empty: the system's."""
     proxy_user: str = ""
-    """User as which the site's authenticating proxy runs: its requests are answered for whom it names; empty: none."""
+    """User as which the site's authenticating proxy runs: its requests are answered for the user that it names; empty:
+    none."""
     user_header: str = "X-Remote-User"
     """Header in which that proxy names the user."""
 
@@ -393,10 +397,10 @@ class EngineSettings(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class HangSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    """[hangs]: asks jobs that may hang which rank the others wait for: NCCL's RAS, PyTorch's Flight Recorder."""
+    """[hangs]: queries NCCL's RAS or PyTorch's Flight Recorder in jobs that may hang, to name the rank at fault."""
 
     enabled: bool = True
-    """Ask jobs whose GPUs spin without progress. Healthy jobs are never asked."""
+    """Query jobs whose GPUs spin without progress. Healthy jobs are never queried."""
     ask_after_seconds: Annotated[float, Meta(ge=10, le=3600)] = 45.0
     """Seconds for which a GPU of the job must have spun before the first question."""
     timeout_seconds: Annotated[float, Meta(gt=0, le=120)] = 15.0
@@ -456,14 +460,14 @@ class OtlpSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """URL of the receiver for metrics, with its path: http://collector:4318/v1/metrics, or for Prometheus
     http://prometheus:9090/api/v1/otlp/v1/metrics. Empty: nothing is pushed."""
     headers_file: str = ""
-    """File with header lines to send, such as Authorization, read for each push; other than to this host only over
-    https. Empty: none."""
+    """File with header lines to send, such as Authorization, reread for each push; sent to other hosts only over https.
+    Empty: none."""
     ca_file: str = ""
     """Certificate authority of the receiver, if it has TLS with a private one; empty: the usual ones."""
     interval_seconds: Annotated[float, Meta(ge=1, le=3600)] = 30.0
     """Seconds between two pushes."""
     timeout_seconds: Annotated[float, Meta(gt=0, le=300)] = 10.0
-    """Seconds after which a push has failed, with its repetitions: what it had is in the next one."""
+    """Timeout of a push, retries included, in seconds; the next push includes its data."""
 
     def __post_init__(self) -> None:
         structs.force_setattr(self, "endpoint", complete_url(self.endpoint))

@@ -154,7 +154,7 @@ SOURCES: dict[str, SourceEntry] = {
 
 
 class SlurmSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    """[slurm]. Empty settings are detected as Slurm's own commands do."""
+    """[slurm]. Unless stated otherwise, empty settings are detected in the same way as by Slurm's own commands."""
 
     node_name: str = ""
     """This node's NodeName."""

@@ -59,9 +59,13 @@ def advise_arguments(command: argparse.ArgumentParser) -> None:
         "--since", type=duration_argument(1), default="28d", metavar="TIME",
         help="whole weeks of this time are read; 28d",
     )  # fmt: skip
-    command.add_argument("--at", type=timestamp_argument, metavar="TIME", help="the end of these weeks; now")
+    command.add_argument("--at", type=timestamp_argument, metavar="TIME", help="end of these weeks; default: now")
     command.add_argument(
-        "--timezone", type=_timezone, default=UTC, metavar="NAME", help="of the hours of the week: Europe/Paris; UTC"
+        "--timezone",
+        type=_timezone,
+        default=UTC,
+        metavar="NAME",
+        help="time zone of the hours of the week, such as Europe/Paris; default UTC",
     )
     command.add_argument("--match", default="", metavar="SELECTOR", help="only these series, such as 'cluster=\"a\"'")
     command.add_argument("--header", action="append", default=[], metavar="LINE", help="sent with it; @FILE: its lines")

@@ -217,9 +217,9 @@ def _text_lines(found: CardinalityEstimate) -> Iterator[str]:
 
 _NUMBERS = (
     ("nodes", 1, 1, "nodes with a daemon"),
-    ("gpus", 8, 1, "boards a node"),
-    ("mig-boards", 0, 0, "of them cut into MIG instances, a node"),
-    ("mig-instances", 0, 0, "instances on these together, a node"),
+    ("gpus", 8, 1, "boards per node"),
+    ("mig-boards", 0, 0, "boards per node that are split into MIG instances"),
+    ("mig-instances", 0, 0, "MIG instances per node, on all these boards together"),
     ("reporting", 0, 0, "jobs that report (docs/training-jobs.md)"),
     ("serving", 0, 0, "jobs whose serving engine is found (docs/engines.md)"),
     ("communicating", 0, 0, "jobs whose communication NCCL Inspector or CoMMA times (docs/training-jobs.md)"),
@@ -227,24 +227,29 @@ _NUMBERS = (
     ("spinning", 0, 0, "GPUs that spin at the same time"),
     ("coding", 0, 0, "GPUs that encode or decode video at the same time"),
     ("chip-links", 0, 0, "GPUs with a chip-to-chip link to a Grace CPU"),
-    ("ports", 0, 0, "RDMA ports a node"),
+    ("ports", 0, 0, "RDMA ports per node"),
     ("shared-gpus", 0, 0, "GPUs that several jobs share"),
     ("sharers", 2, 1, "jobs on each of those"),
-    ("free-gpus", 0, 0, "unallocated GPUs; lowers only the number while nothing has gone wrong"),
+    ("free-gpus", 0, 0, "unallocated GPUs; lowers the usual number only, not the maximum"),
     ("reasons", 1, 0, "different reasons for unobserved time of a GPU since its daemon's start"),
     ("models", 1, 1, "models of GPU in the fleet"),
     ("teams", 1, 1, "teams"),
     ("accounts", 1, 1, "accounts"),
     ("namespaces", 1, 1, "namespaces"),
     ("users", 1, 1, "users who run jobs at the same time"),
-    ("node-accounts", 4, 1, "of these, how many have used one node since its daemon's start"),
+    (
+        "node-accounts",
+        4,
+        1,
+        "combinations of team, account and namespace that have used one node since its daemon's start",
+    ),
     ("exemptions", 0, 0, "[[exemptions]]"),
     ("pod-labels", 0, 0, "labels of pods that are exported for each job (kubernetes.pod_labels)"),
     (
         "leaks",
         0,
         0,
-        f"leaks in which a job loses time at once; 0: {USUAL_LEAKS} for the usual number, all for the maximum",
+        f"different leaks of one job at the same time; 0: {USUAL_LEAKS} for the usual number, all for the maximum",
     ),
 )
 
@@ -255,7 +260,9 @@ def cardinality_arguments(command: argparse.ArgumentParser) -> None:
         command.add_argument(
             f"--{name}", type=_whole_number(least), default=default, metavar="N", help=f"{about}; {default}"
         )
-    command.add_argument("--jobs", type=_whole_number(0), metavar="N", help="jobs that run at once; one a node")
+    command.add_argument(
+        "--jobs", type=_whole_number(0), metavar="N", help="jobs that run at the same time; default: one per node"
+    )
     command.add_argument("--nodes-per-job", type=at_least(1), default=1.0, metavar="N", help="on average; 1")
     command.add_argument("--churn", type=at_least(0), default=0.0, metavar="N", help="jobs that end in a day; 0")
     command.add_argument("--source", choices=tuple(MISSING_SIGNALS), default="dcgm",

@@ -90,5 +90,9 @@ def cluster_arguments(command: argparse.ArgumentParser) -> None:
         command,
         ("cluster.listen-address", "HOST:PORT", "where to serve; default :19401"),
         ("cluster.scheduler", "NAME", "auto, slurm or kubernetes"),
-        ("cluster.refresh-seconds", "TIME", "time between two polls of three calls to Slurm's controller; default 60s"),
+        (
+            "cluster.refresh-seconds",
+            "TIME",
+            "time between two polls, each of at most three requests to Slurm's controller; default 60s",
+        ),
     )

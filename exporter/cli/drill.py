@@ -34,7 +34,7 @@ def drill_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--past",
         action="store_true",
-        help="with --drill: print what Prometheus must hold of the day before, as OpenMetrics for promtool, and end",
+        help="with --drill: print what Prometheus must hold of the day before, as OpenMetrics for promtool, and exit",
     )
 
 

@@ -579,14 +579,14 @@ def report_arguments(command: argparse.ArgumentParser) -> None:
     _source_arguments(command)
     command.add_argument(
         "--at", type=timestamp_argument, metavar="TIME",
-        help="the last run that began before; Unix seconds or 2026-01-31T12:00; now"
+        help="report the last run that began before this time: Unix seconds or 2026-01-31T12:00; default: now"
     )  # fmt: skip
     command.add_argument(
         "--since", type=duration_argument(1), default="30d", metavar="TIME", help="how far back to look; 30d"
     )
     command.add_argument(
         "--wait", type=duration_argument(endless=True), default=0.0, metavar="TIME",
-        help="for an epilog: until the node has seen the job's end, so long at most, such as 30s"
+        help="for an epilog: wait at most this long, such as 30s, until the node has seen the job end"
     )  # fmt: skip
     command.add_argument(
         "--target-emfu", "--target-mfu", type=_ratio, metavar="R", help="what an eMFU of R would gain, such as 0.6"

@@ -36,7 +36,8 @@ from exporter.stability import experimental
 
 _METRICS_INTRO = """# Metrics
 
-Printed by `gpu-efficiency metrics --markdown` (`make docs`) from the table in `exporter/core/metrics.py`.
+Printed by `gpu-efficiency metrics --markdown` (`make docs`) from the tables in `exporter/core/metrics.py`,
+`exporter/core/leaks.py` and `exporter/cluster/metrics.py`.
 
 Name, type and labels are stable ([what that means](releasing.md#what-is-stable)), except where *Experimental* stands.
 """
@@ -46,15 +47,16 @@ _METRIC_HEAD = """
 _LEAK_HEAD = """
 ## Values of `leak`
 
-In the order in which GPU-seconds are split. Evidence: measured and estimated leaks need only hardware counters; those
-reported by a workload or an engine stay 0 without its reports.
+In the order in which GPU-seconds are split. Evidence: measured and estimated leaks need only hardware counters. Leaks
+that are only reported, or of an engine, stay 0 without the job's reports or the engine's metrics; of those that are
+*reported or* something else, counters are used until the job reports.
 
 | leak | layer | evidence | takes | watch | do first |
 |---|---|---|---|---|---|"""
 _OUTCOMES = """\
 | `useful` | useful | measured | the remaining tensor time at full clock | GAU x ECTR x eMFU | |
-| `unresolved` | unresolved | | kernel time that cannot be judged: no tensor counter, or an unknown board | | |
-| `unobserved` | unobserved | | time without a reading, or without a credible one | coverage | |
+| `unresolved` | unresolved | | a kernel ran, but no counter shows how useful it was | | |
+| `unobserved` | unobserved | | no trustworthy telemetry, unknown owner of an idle GPU, or no daemon | coverage | |
 """
 
 

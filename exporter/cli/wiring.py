@@ -98,7 +98,11 @@ def config_arguments(command: argparse.ArgumentParser) -> None:
         ("web.listen-address", "HOST:PORT", "where to serve; default :19400, 127.0.0.1:19400 for demo and replay"),
         ("web.page-address", "HOST:PORT", "address of the page and the JSON API; default: web.listen-address"),
         ("sampling.interval-seconds", "TIME", "time between samples; default 1s"),
-        ("history.file", "FILE", "store of this node's history; default: see check-config; empty: none"),
+        (
+            "history.file",
+            "FILE",
+            "history store of this node; default: history.db in the state directory, if writable; empty: none",
+        ),
     )
     web_config_file_argument(command)
     url_argument(command, "--dcgm-exporter-url", dest="dcgm_exporter.url", help="an existing dcgm-exporter")
@@ -119,7 +123,7 @@ def url_argument(command: argparse.ArgumentParser, *names: str, **options: Any) 
 
 def config_file_argument(command: argparse.ArgumentParser) -> None:
     """Add the flag that names the configuration file."""
-    command.add_argument("--config", type=Path, metavar="FILE", help="TOML; see check-config")
+    command.add_argument("--config", type=Path, metavar="FILE", help="TOML configuration file: docs/configuration.md")
 
 
 def web_config_file_argument(command: argparse.ArgumentParser) -> None:

@@ -103,7 +103,7 @@ _PREEMPTED = ("partition", "qos", "by_partition", "by_qos")
 _SPREAD = ("job_id", "level")
 METRICS: tuple[Metric, ...] = (
     _row(
-        "build_info", "gauge", "1: version of this program, and whom it asks.",
+        "build_info", "gauge", "1: version of gpu-efficiency cluster, and the scheduler that it queries.",
         lambda s: (((__version__, s.view.scheduler), 1),), ("version", "scheduler"),
     ),
     _row(
@@ -114,7 +114,7 @@ METRICS: tuple[Metric, ...] = (
         _live("jobs", read=lambda v: sorted(v.queue.jobs.items())), _QUEUE,
     ),
     _row(
-        "queue_gpus", "gauge", "GPUs those jobs want.",
+        "queue_gpus", "gauge", "GPUs that pending jobs request, by partition and reason.",
         _live("jobs", read=lambda v: sorted(v.queue.gpus.items())), _QUEUE,
     ),
     _row(
@@ -132,31 +132,32 @@ METRICS: tuple[Metric, ...] = (
         _live("jobs", "nodes", read=lambda v: sorted(v.fitting.jobs.items())), _QUEUE,
     ),
     _row(
-        "queue_fitting_gpus", "gauge", "GPUs those jobs want.",
+        "queue_fitting_gpus", "gauge", "GPUs that the jobs in gpu_efficiency_cluster_queue_fitting_jobs request.",
         _live("jobs", "nodes", read=lambda v: sorted(v.fitting.gpus.items())), _QUEUE,
     ),
     _row(
         "queue_stuck_gpus", "gauge",
-        "Of those, GPUs that are wanted by jobs which have fitted at every look for 15 minutes. An array of which a"
-        " task starts counts anew, and so does everything when this program is restarted.",
+        "GPUs requested by pending jobs that have fitted the free GPUs at every poll for 15 minutes. The 15 minutes "
+        "begin again for an array when one of its tasks starts, and for all jobs when this program restarts.",
         _live("jobs", "nodes", read=lambda v: sorted(v.stuck.gpus.items())), _QUEUE,
     ),
     _row(
         "partition_free_gpus", "gauge",
-        "GPUs that nobody has, on nodes that take new work. A node in several partitions counts in each.",
+        "Unallocated GPUs on nodes that accept new jobs. A node in several partitions counts in each.",
         _live("nodes", read=lambda v: (((name,), n) for name, n in sorted(free_gpus(v.nodes).items())[:200])),
         ("partition",),
     ),
     _row(
         "node_expected_gpus", "gauge",
-        "GPUs that the scheduler's configuration has on the node: paid for, whether or not its daemon answers. A MIG"
+        "GPUs that the scheduler's configuration lists for the node; paid for, whether or not the node's daemon "
+        "responds. A MIG"
         " instance that is handed out by itself counts as one, under its own type (mig-1g.10gb), also where it is"
         " offered as nvidia.com/gpu; time-sliced shares of a GPU are one. Absent while Slurm's power saving has"
-        " switched the node off. Stays when the scheduler is silent.",
+        " switched the node off. Keeps its last value while the scheduler does not respond.",
         _live(read=_node_gpus(_expected_gpus)), _NODE,
     ),
     _row(
-        "node_allocated_gpus", "gauge", "Of those, the ones that jobs have.",
+        "node_allocated_gpus", "gauge", "GPUs of the node that are allocated to jobs.",
         _live("nodes", read=_node_gpus(lambda node, kind: node.used.get(kind, 0))), _NODE,
     ),
     _row(
@@ -170,25 +171,25 @@ METRICS: tuple[Metric, ...] = (
         lambda s: (((node.name, node.model), 1) for node in s.view.nodes if node.model), ("node", "model"),
     ),
     _row(
-        "reservation_gpus", "gauge", "GPUs a reservation keeps.",
+        "reservation_gpus", "gauge", "GPUs of a reservation.",
         _live("reservations", "nodes", read=_reservation_gpus), ("reservation",),
     ),
     _row(
-        "reservation_start_timestamp_seconds", "gauge", "When it begins, Unix seconds.",
+        "reservation_start_timestamp_seconds", "gauge", "Unix time at which the reservation starts.",
         _live("reservations", read=lambda v: (((r.name,), r.start) for r in v.reservations if r.start is not None)),
         ("reservation",), unit="seconds",
     ),
     _row(
-        "reservation_end_timestamp_seconds", "gauge", "When it ends, Unix seconds.",
+        "reservation_end_timestamp_seconds", "gauge", "Unix time at which the reservation ends.",
         _live("reservations", read=lambda v: (((r.name,), r.end) for r in v.reservations if r.end is not None)),
         ("reservation",), unit="seconds",
     ),
     _row(
         "interruptions_total", "counter",
-        "Times jobs were thrown back into the queue (outcome requeued) or ended (ended) by something other than"
-        " themselves since this program began. Cause node_failure: a node it ran on has gone down, failed or been"
-        " drained since it was last seen at work; preempted: the scheduler says so, or a job that may preempt it took"
-        " its node at the same time; unknown: neither.",
+        "Times that jobs were requeued (outcome requeued) or terminated (ended) from outside since this program "
+        "started. Cause node_failure: a node of the job went down, failed or was drained after the job was last seen "
+        "running; preempted: the scheduler reports it, or a job that may preempt it took one of its nodes at the same "
+        "time; unknown: neither.",
         lambda s: sorted(s.view.interrupted_jobs.items()), _LOST,
     ),
     _row(
@@ -197,9 +198,8 @@ METRICS: tuple[Metric, ...] = (
     ),
     _row(
         "interrupted_gpu_seconds_total", "counter",
-        "Work that those jobs lost, at most: their GPUs, times the run that was interrupted, from its start to its end"
-        " as the scheduler reports them (of a pod, its own GPUs since its job began). What a checkpoint saved is not"
-        " known here.",
+        "Upper bound of the work that interrupted jobs lost: GPUs x duration of the interrupted run, as the scheduler "
+        "reports it (for a pod: its own GPUs, since its job started). Checkpoints are not taken into account.",
         lambda s: sorted(s.view.interrupted_gpu_seconds.items()), _LOST,
     ),
     _row(
@@ -210,9 +210,10 @@ METRICS: tuple[Metric, ...] = (
     ),
     _row(
         "preemptions_total", "counter",
-        "Times jobs with GPUs were preempted, by partition and QOS of the job that gave way and of the one that took"
-        " its place: whom Kueue names, or a job of a higher tier (priority of a pod), or of the same and another QOS,"
-        " that took a node of it at the time. by_partition unknown: no such job was seen. Beyond 199 combinations:"
+        "Times jobs with GPUs were preempted, by partition and QOS of the preempted job and of the preempting one: "
+        "the job that Kueue names, or a job with a higher priority tier (for pods: priority), or with the same tier "
+        "and another QOS, that took one of its nodes at that time. by_partition unknown: no such job was found. "
+        "Beyond 199 combinations:"
         " other.",
         lambda s: sorted(s.view.preemptions.items()), _PREEMPTED,
     ),
@@ -230,8 +231,8 @@ METRICS: tuple[Metric, ...] = (
     ),
     _row(
         "preemption_cost_gpu_seconds", "gauge",
-        "Work that the start of this job cost others, at most: what jobs lost that it preempted, and those that these"
-        " then preempted in turn; the 50 jobs that did so last. A job counts here only if nobody preempted it before.",
+        "Upper bound of the work lost to the start of this job: by the jobs that it preempted, and by those that they "
+        "preempted in turn. The latest 50 preempting jobs that had not been preempted themselves.",
         lambda s: s.view.preemption_costs.items(), ("job_id", "partition"), unit="seconds",
     ),
     _row(
@@ -260,12 +261,12 @@ METRICS: tuple[Metric, ...] = (
         _ages, ("question",), unit="seconds",
     ),
     _row(
-        "questions_total", "counter", "Questions asked.",
+        "questions_total", "counter", "Queries sent to the scheduler, by kind of query.",
         lambda s: (((each.name,), each.asked) for each in s.view.questions), ("question",),
     ),
     _row(
         "failed_questions_total", "counter",
-        "Questions without an answer (silent), or with one that cannot be read (unreadable).",
+        "Queries that failed: no response (silent), or one that cannot be parsed (unreadable).",
         lambda s: (((q.name, kind), q.failed.get(kind, 0)) for q in s.view.questions for kind in FAILURE_KINDS),
         ("question", "kind"),
     ),

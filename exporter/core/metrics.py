@@ -485,12 +485,13 @@ METRICS: tuple[Metric, ...] = (
     _gpu("kernel_seconds_total", lambda g: seconds(g.counters.now.engine),
         "GPU-seconds with a kernel running; divided by paid seconds this is GPU Kernel Utilization."),
     _gpu("gau_ratio", _window("gau"),
-        "GPU Allocation Utilization over the last 5 minutes: allocated and working / paid and observed."),
+        "GPU Allocation Utilization over the last 5 minutes: occupied / observed. Occupied: allocated, no zombie, not "
+        "unavailable, not beyond what the job needs."),
     _gpu("ectr_ratio", _window("ectr"),
-        "Effective Compute Time Ratio over the last 5 minutes: computing / allocated and working."),
+        "Effective Compute Time Ratio over the last 5 minutes: computing / occupied."),
     _gpu("emfu_ratio", _window("emfu"),
-        "Effective Model FLOPs Utilization over the last 5 minutes: useful / computing. Without training reports it "
-        "is an upper bound from hardware counters."),
+        "Effective Model FLOPs Utilization over the last 5 minutes: useful / (computing - unresolved). Without "
+        "training reports it is an upper bound from hardware counters."),
     _gpu("ofu_ratio", _ofu,
         "Share of the dense tensor peak delivered over the last 5 minutes: tensor activity x clock / reference "
         "clock."),
@@ -555,7 +556,8 @@ METRICS: tuple[Metric, ...] = (
     _gpu.by("energy_joules_total", ("layer",), lambda g: _energy(g.counters.energy_by_layer()),
         "Energy by where it went: a leak's layer, useful, unresolved or unobserved.", max_series=len(LAYERS)),
     _gpu("reading_age_seconds", lambda g: None if g.age is None else g.age / SECOND,
-        "Age of the latest accepted reading; at most one interval on a live GPU."),
+        "Seconds since the end of the latest accepted reading; on a healthy GPU at most one update interval of the "
+        "source."),
     _gpu.by("gpu_info", ("model", "spec", "profile", "parent", "power_smoothing"), _gpu_info,
         "Model of the GPU as the driver names it and its row of the specification table; for a MIG instance its "
         "profile and parent GPU; whether the board smooths its power draw."),
@@ -568,7 +570,7 @@ METRICS: tuple[Metric, ...] = (
         "The least that a job's exposed_communication on this node may be, in GPU-seconds; the bounds of other "
         "estimates are in its report. Absent where none was estimated.", scope="job on several GPUs"),
     _job("job_exposed_communication_high_seconds_total", lambda j: _communication_bound(j, "high"),
-        "The most that it may be.", scope="job on several GPUs"),
+        "Upper bound of a job's exposed_communication on this node, in GPU-seconds.", scope="job on several GPUs"),
     _job("job_paid_seconds_total", lambda j: seconds(j.counters.now.paid),
         "GPU-seconds allocated to a job on this node."),
     _job.by("job_info",
@@ -576,7 +578,7 @@ METRICS: tuple[Metric, ...] = (
          "array_id", "array_task_id", "het_job_offset", "workload_class", "scheduler"), _job_info,
         "Owner of a job and what the scheduler reports about it: join on job_id."),
     _job.by("job_label_info", ("key", "value"), lambda j: ((pair, 1) for pair in j.owner.labels),
-        "A label of the job's pod whose key `kubernetes.pod_labels` lists: join on job_id, with one key.",
+        "A label of the job's pod whose key `kubernetes.pod_labels` lists. Select one key, then join on job_id.",
         scope="labelled job"),
     _job.by("job_state_gpus", ("state",), lambda j: _pairs(j.states),
         "GPUs of this node allocated to a job, by state; a state without GPUs is absent."),
@@ -613,7 +615,7 @@ METRICS: tuple[Metric, ...] = (
         "would have met its peak demand, as a share of the GPU; absent if only a whole GPU would.",
         scope="job on one GPU"),
     _job("job_unneeded_seconds_total", lambda j: None if j.excess is None else seconds(j.excess),
-        "GPU-seconds beyond that slice since it was determined.", scope="job on one GPU"),
+        "GPU-seconds beyond the smallest fitting MIG slice, since that slice was determined.", scope="job on one GPU"),
     _job("job_reported_mfu_ratio", lambda j: j.counters.short_ratio("reported", "reportable"),
         "Model FLOPs Utilization over the last 5 minutes as reported by the job; absent while it reports none.",
         scope="reporting job"),
@@ -623,16 +625,17 @@ METRICS: tuple[Metric, ...] = (
     _training("job_reported_gpu_seconds_total", lambda p: seconds(p.gpu_time),
         "GPU-seconds on this node covered by the job's reports: divide its tokens, samples and FLOPs by this."),
     _training("job_model_flops_total", lambda p: p.flops or None,
-        "Model FLOPs as reported by the job: the share of this node's GPUs that its reports cover; absent, as the "
-        "next three, while none are reported."),
+        "Model FLOPs as reported by the job: the share of this node's GPUs that its reports cover; absent while none "
+        "are reported, and so are tokens, padding tokens and samples."),
     _training("job_tokens_total", lambda p: p.tokens or None,
         "Training tokens, padding included: the share of this node's GPUs."),
-    _training("job_padding_tokens_total", lambda p: p.padding if p.tokens else None, "Padding tokens among them."),
+    _training("job_padding_tokens_total", lambda p: p.padding if p.tokens else None, "Padding tokens in "
+    "gpu_efficiency_job_tokens_total."),
     _training("job_samples_total", lambda p: p.samples or None, "Training samples: the share of this node's GPUs."),
     _training("job_steps_total", lambda p: p.steps,
         "Optimizer steps, repeated ones included, as counted by one process of the job."),
     _training("job_rework_steps_total", lambda p: p.rework_steps,
-        "Steps among them that repeat steps the run had already done before a restart."),
+        "Optimizer steps that repeat steps done before a restart."),
     _training("job_step", lambda p: p.step, "Latest completed step."),
     _training("job_epoch", lambda p: p.epoch, "Passes over the data so far."),
     _training("job_world_size", lambda p: p.world or None, "GPUs of the whole job, as reported by the job."),
@@ -663,7 +666,7 @@ METRICS: tuple[Metric, ...] = (
         "Interruptions of convergence: spike, not_finite (NaN or infinite loss), rollback (the step went back "
         "without a restart).", max_series=len(LOSS_EVENTS)),
     _training.by("job_quality", ("name",), _quality(1),
-        "Figure of merit that a job reports; the label metric is its name."),
+        "Figure of merit that a job reports, such as its accuracy; the label name identifies it."),
     _training.by("job_quality_start", ("name",), _quality(2), "First reported value of the figure of merit."),
     _training.by("job_quality_target", ("name",), _quality(3), "Target value of the figure of merit."),
     _training("job_target_reached_timestamp_seconds", lambda p: _timestamp(p.target_at),
@@ -674,8 +677,8 @@ METRICS: tuple[Metric, ...] = (
         "Lower bound of the bandwidth that each GPU loses because its tensor-parallel group is larger than its "
         "NVLink domain; absent if it is not.", scope="reporting job"),
     _training.by("job_run_info", ("run",), lambda p: (((p.run,), 1),) if p.run else (),
-        "The run to which a job belongs: a job and its restarts share one run. After 16 names of one job, further runs "
-        "are other."),
+        "The run to which a job belongs: a job and its restarts share one run. After 16 runs of one job, further ones "
+        "have the value other."),
     _serving.by("job_requests", ("state",), _requests,
         "Requests of a serving engine on this node: running in its batches, or waiting in its queue.", max_series=2),
     _serving("job_batch_fill_ratio", lambda v: v.fill,
@@ -761,8 +764,8 @@ METRICS: tuple[Metric, ...] = (
         "1 if the state of an RDMA port is ACTIVE; link is infiniband, roce, efa, or empty for another."),
     _account.by("account_seconds_total", ("layer",), _layer_seconds,
         "GPU-seconds allocated on this node by billing account and layer; the time of ended jobs stays counted "
-        "here. Of more than policy.max_accounts, the one without a job for longest makes room; while all have jobs, "
-        "further ones are other.", max_series=len(LAYERS)),
+        "here. Beyond policy.max_accounts, the account that has had no job for the longest time is dropped; while all "
+        "have jobs, new ones count as other.", max_series=len(LAYERS)),
     _model.by("node_seconds_total", ("held", "leak", "layer"), _model_seconds,
         "Paid GPU-seconds of the node by where they went: gpu_efficiency_seconds_total summed by model; held=false "
         "is the time in which the GPU was not allocated, for prices that exclude it. Fleet rules read this metric.",
@@ -817,12 +820,13 @@ METRICS: tuple[Metric, ...] = (
     _daemon("conservation_errors_total", lambda s: s.conservation_errors,
         "Times the parts of a GPU's time did not add up to its paid time. Anything but 0 is a bug: please report it."),
     _node.by("rejected_total", (*_GPU_LABELS, "reason"), _rejected,
-        "Readings or fields rejected, by GPU and reason; only those that occurred. Without a GPU label: rejected "
-        "for the whole node.", max_series=len(_KNOWN_REFUSALS)),
+        "Readings or fields rejected, by GPU and reason. Of a GPU only reasons that occurred; with empty GPU labels: "
+        "rejected for the whole node, every reason.", max_series=len(_KNOWN_REFUSALS)),
     _gpu.by("unobserved_seconds_total", ("reason",), _by_reason("unobserved", scale=seconds),
         "GPU-seconds that were not observed, by GPU and reason; only those that occurred."),
     _node.by("faults_total", ("kind",), _faults,
-        "Failed reads, by kind; a fault that lasts is counted at every tick.", max_series=len(_KNOWN_FAULTS) + 1),
+        "Faults by kind, such as failed reads, pauses and unknown GPU models; a lasting fault is counted once per "
+        "tick.", max_series=len(_KNOWN_FAULTS) + 1),
     _node("allocations_age_seconds", lambda s: None if s.allocations_age is None else s.allocations_age / SECOND,
         "Seconds since the scheduler last confirmed GPU allocations."),
     _gpu.by("shared_seconds_total", ("basis",), lambda g: _pairs((basis, seconds(spent)) for basis, spent in g.shared),

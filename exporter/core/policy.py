@@ -22,11 +22,12 @@ class Policy(Struct, frozen=True, forbid_unknown_fields=True):
     """Thresholds of evidence, states and leaks. Ratios 0-1, seconds, bytes per second, watts per watt."""
 
     clamp_excess: Ratio = 0.05
-    """E: rounding and skew between counters; more than this and the field is not believed"""
+    """E: a ratio above 1 by up to this is rounding or skew and is set to 1; beyond it the field is rejected"""
     stalled_engine: Divisor = 0.01
     """below this no kernel runs: DCGM's own noise floor (E)"""
     zero_fill_utilization: Ratio = 0.5
-    """E: engine exactly 0 while the driver says this busy: the profiler's counters were zero-filled"""
+    """E: engine activity is exactly 0 while the driver reports at least this utilization: the profiling counters were
+    zero-filled"""
 
     multiplexed_engine: Ratio = 0.1
     """E: an engine this busy has warps on some SM: an SM activity of exactly 0 was not measured"""
@@ -53,9 +54,10 @@ class Policy(Struct, frozen=True, forbid_unknown_fields=True):
     spin_pcie_flat_share: Ratio = 0.05
     """E: a collective waiting on a NIC polls host memory: flat and below this share of the link"""
     spin_power_share: Ratio = 0.08
-    """E: of the enforced limit above idle-with-context; acquits register-bound work"""
+    """E: a GPU that draws more than its idle context and this share of its power limit does not spin: it may compute in
+    registers"""
     spin_power_share_with_fp: Ratio = 0.15
-    """E: wider where the FP pipes are seen to be at rest, for power says less then"""
+    """E: the same if FP activity is measured: higher, because power then adds less evidence"""
     futile_engine: Ratio = 0.1
     """E: a program that tries, fails and tries again keeps the engine this busy; a desktop or a notebook does not"""
     futile_pcie_bytes_per_second: Rate = 1e8
@@ -63,16 +65,16 @@ class Policy(Struct, frozen=True, forbid_unknown_fields=True):
     hang_suspect_seconds: Seconds = 120.0
     """longer than any collective of a healthy job (E)"""
     hang_seconds: Seconds = 600.0
-    """E: all GPUs of a job wait for each other this long when they hang; waits for a joining node are shorter"""
+    """E: a job hangs once all its GPUs on the node have spun this long; waits for a joining node are shorter"""
     hang_peer_seconds: Seconds = 1800.0
-    """E: the same while one of its GPUs rests, or before its first work: one rank may evaluate, save or build an index
-    on the CPU for so long"""
+    """E: the same if one of its GPUs runs no kernel, or before its first work: one rank may evaluate, save or build an
+    index on the CPU for that long; twice this if one of its GPUs works"""
     hang_earlier_factor: Factor = 1.2
     """E: a job that spun before and then worked has to spin this much longer than then to count as hung"""
     hang_earlier_peer_factor: Factor = 2.0
     """E: the same while one of its GPUs rests: evaluations and saves differ more in length"""
     hang_page_gpus: Count = 8
-    """E: a hang of a job with fewer GPUs than a node has is a ticket for its owner and wakes nobody"""
+    """E: the hang of a job with fewer GPUs than this (8: a common node) is a ticket and does not page"""
     hang_stray_share: Divisor = 0.05
     """one stray reading must not restart a hang: 95 % of the time is enough"""
     crash_loop_restarts: Count = 5
@@ -106,7 +108,7 @@ class Policy(Struct, frozen=True, forbid_unknown_fields=True):
     unowned_seconds: Seconds = 60.0
     """epilogs take up to a minute to kill what a job leaves"""
     allocation_stale_seconds: Seconds = 90.0
-    """three refreshes of a scheduler asked every 30 s; older ownership is unknown"""
+    """if the scheduler has not confirmed allocations for this long, the owner of an idle GPU is unknown"""
 
     startup_work_seconds: Seconds = 10.0
     """E: warm-up and tuning run kernels for less than this before the work begins"""
@@ -120,13 +122,14 @@ class Policy(Struct, frozen=True, forbid_unknown_fields=True):
     input_engine: Ratio = 0.03
     """E: a job that works less than this of a minute does not wait for batches"""
     flat_spread: Ratio = 0.15
-    """E: engine activity this even over a minute is per-kernel gaps"""
+    """E: standard deviation of a minute's engine activity up to which it counts as even: the gaps lie between
+    kernels"""
     host_bound_engine_low: Ratio = 0.3
-    """E: less is waiting for something else"""
+    """E: below this engine activity the GPU waits for something other than kernel launches"""
     host_bound_engine_high: Ratio = 0.99
-    """E: more leaves no gaps to explain"""
+    """E: above this engine activity there are no gaps to explain"""
     host_gap_engine: Ratio = 0.9
-    """E: above this what is left of even activity is the gaps in which the CPU launches the next kernel"""
+    """E: from this engine activity on, if it is even, the remaining gaps are waits for kernel launches"""
     small_kernel_share: Ratio = 0.5
     """E: sm_active / engine below this: kernels too small"""
     launch_bound_sm: Ratio = 0.65
@@ -169,7 +172,8 @@ class Policy(Struct, frozen=True, forbid_unknown_fields=True):
     stall_cpu_share: Share = 0.3
     """E: with as many data workers as cores some worker often waits, without loss"""
     stall_network_share: Share = 0.5
-    """E: below half of a link's rate, and of the time in which data waits for the link, the network has room"""
+    """E: while a link is below half its rate, and data waits for it less than half of the time, the network has
+    capacity left"""
 
     no_process_seconds: Seconds = 2700.0
     """E: pulling an image or weights holds a GPU without a process for up to half an hour"""
@@ -188,27 +192,28 @@ class Policy(Struct, frozen=True, forbid_unknown_fields=True):
     slice_memory_share: Share = 0.95
     """E: of a MIG slice's memory a job can have; the driver and contexts keep the rest"""
     regressed_share: Share = 0.7
-    """E: below this share of its own median a layer has regressed; days differ by less"""
+    """E: GAU, ECTR or eMFU below this share of its own median has regressed; normal variation is smaller"""
     flops_excess: Factor = 1.25
     """E: reported MFU above this multiple of what the tensor pipes did is counted wrongly"""
     blind_coverage_share: Share = 0.9
-    """E: with more of the paid time unseen than the rest the ratios speak of the wrong part"""
+    """E: if a smaller share of the paid time than this is observed, the ratios are not representative"""
     blind_page_gpus: Count = 64
-    """E: a rack: as many GPUs on nodes that are not seen page, however large the rest of the cluster is"""
+    """E: this many GPUs on unobserved nodes (64: a rack) page, however large the cluster is"""
     clock_skew_seconds: Seconds = 30.0
     """E: more than a scrape interval apart, times of two nodes cannot be compared"""
     selective_recompute_share: Ratio = 0.04
     """E: selective recomputation repeats the cheap part of attention (Korthikanti et al. 2022)"""
     phase_patience_seconds: Seconds = 1800.0
-    """E: no checkpoint or restore takes longer; a program that says nothing more has died"""
+    """E: no checkpoint or restore takes longer; a program that sends nothing for longer has died"""
     kv_full_share: Share = 0.95
-    """E: with less of the KV cache free than the rest no request of usual length fits"""
+    """E: above this KV-cache usage no request of usual length fits"""
     draft_gain_share: Ratio = 0.5
-    """E: of decoding's waits for memory what good drafts halve; advice, never booked"""
+    """E: share of memory-bound decode time that a good draft model could save; exported as advice, never booked as a
+    leak"""
     loss_spike_deviations: Factor = 6.0
     """E: a loss this many standard deviations above its running mean is a spike"""
     most_reported_share: Factor = 8.0
-    """E: FLOPs beyond this multiple of the peak are refused; a wrong dtype alone reads two or four"""
+    """E: FLOPs beyond this multiple of the peak are refused; a wrong dtype alone gives a factor of two or four"""
     max_runs: Count = 256
     """training runs whose highest step a node remembers"""
     job_linger_seconds: Seconds = 600.0
