@@ -632,7 +632,7 @@ def with_origin(
     from exporter.config_errors import has_key, locate, mentioned_key  # noqa: PLC0415  only if there is an error
 
     key, _ = mentioned_key(message)
-    if not has_key(Config, key):
+    if not has_key(Config, key) or not message.startswith(str(key[0])):
         return message
     dotted = ".".join(map(str, key))
     variable = PREFIX + dotted.replace(".", "_").upper()

@@ -196,6 +196,13 @@ def test_a_setting_that_fails_after_loading_is_named_with_its_line(
     assert err.startswith("gpu-efficiency: environment variable GPU_EFFICIENCY_PRIVACY_KEY_FILE: privacy.key_file: ")
 
 
+def test_a_value_of_the_wrong_type_is_named_with_its_line_once(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "c.toml").write_text('[[prices]]\nper_gpu_hour = "much"\n')
+    assert run("check-config --config c.toml") == (
+        2, "", "gpu-efficiency: c.toml: line 2: Expected `float`, got `str` - at `$.prices[0].per_gpu_hour`\n"
+    )  # fmt: skip
+
+
 def test_a_file_that_is_no_trace_is_refused_by_name(run: Run, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("buy milk\n")
     status, _, err = run("replay notes.txt")

@@ -107,6 +107,7 @@ def test_an_error_that_is_found_later_names_its_origin_too(tmp_path: Path) -> No
         "--header: x",
         "report: x",
         f"{path}: line 1: x",
+        f"{path}: line 3: Expected `str`, got `int` - at `$.privacy.key_file`",
         "no key",
     ):
         assert with_origin(other, path, environ={}) == other
