@@ -303,9 +303,10 @@ class Reporter:
 
     def _charge(self, now: int) -> int:
         """Add the time up to `now` to the innermost phase; returns `now`."""
-        phase = self._stack[-1]
-        self._spent[phase] = self._spent.get(phase, 0) + now - self._charged_until
-        self._charged_until = now
+        if now > self._charged_until:  # the end of the last message may lie ahead
+            phase = self._stack[-1]
+            self._spent[phase] = self._spent.get(phase, 0) + now - self._charged_until
+            self._charged_until = now
         return now
 
     def _first(self) -> None:
@@ -368,6 +369,7 @@ class Reporter:
     def _clear(self, end: int) -> None:
         """Reset all figures; the next interval starts at `end`."""
         self._since = end
+        self._charged_until = max(self._charged_until, end)
         self._steps = 0
         self._figures = dict.fromkeys(_FIGURES, 0)
         self._checkpoints = 0
