@@ -33,7 +33,7 @@ SECTIONS = (
     "How to tune",
     "False positives",
 )
-_DEFAULT = "`evaluation_interval`"
+_PROMETHEUS_INTERVAL = "`evaluation_interval`"
 """Of a group that names none: Prometheus' own setting."""
 SEVERITIES = ("page", "ticket", "info")
 _THRESHOLD = re.compile(r'gpu_efficiency_threshold\{name="(\w+)"')
@@ -80,8 +80,7 @@ class Alert(NamedTuple):
     name: str
     file: str
     rule: dict[str, Any]
-    every: str
-    """How often it is evaluated."""
+    """As in the file, with the `interval` of its group."""
     records: dict[str, str]
     """Expressions of the records of its own file that it reads, directly or not."""
     thresholds: tuple[str, ...]
@@ -128,7 +127,11 @@ def alerts(folder: Path = ROOT / "alerts") -> list[Alert]:
 def _rules(path: Path) -> list[dict[str, Any]]:
     """Give each rule of a file with the `interval` of its group."""
     tree = yaml.load(path.read_text(encoding="utf-8"), Loader=_AsWritten)  # noqa: S506  a safe loader
-    return [{"interval": group.get("interval", _DEFAULT)} | rule for group in tree["groups"] for rule in group["rules"]]
+    return [
+        {"interval": group.get("interval", _PROMETHEUS_INTERVAL)} | rule
+        for group in tree["groups"]
+        for rule in group["rules"]
+    ]
 
 
 def _records(rules: Iterable[dict[str, Any]]) -> dict[str, str]:
@@ -143,7 +146,7 @@ def _of(path: Path, rules: Sequence[dict[str, Any]], records: dict[str, str]) ->
             expr = rule["expr"]
             compared = _THRESHOLD.findall("\n".join((expr, *_read(expr, records).values())))
             thresholds = tuple(dict.fromkeys(compared))
-            yield Alert(rule["alert"], path.name, rule, rule["interval"], _read(expr, own), thresholds)
+            yield Alert(rule["alert"], path.name, rule, _read(expr, own), thresholds)
 
 
 def _read(expr: str, records: dict[str, str]) -> dict[str, str]:
@@ -168,7 +171,7 @@ def _facts(alert: Alert) -> str:
     labels = ", ".join(f"`{key}={_team(value)}`" for key, value in rule["labels"].items() if key != "severity")
     rows = (
         ("severity", " or ".join(f"**{severity}**" for severity in alert.severities)),
-        ("evaluated every", alert.every),
+        ("evaluated every", rule["interval"]),
         ("for", rule.get("for", "0: at once")),
         ("keep_firing_for", rule.get("keep_firing_for", "0")),
         ("labels", labels),

@@ -264,7 +264,7 @@ def test_phases_that_come_and_go_quickly_do_not_flood_the_daemon(
     assert (done["checkpoints"], done["steps"], one.dropped) == (2_000, 2_000, 0)
     assert done["phases"]["checkpoint"] == pytest.approx(10, abs=0.001)
     # A message of a step that has taken no time takes a millisecond; of these there are some in a burst.
-    assert done["phases"]["evaluation"] == pytest.approx(10, abs=0.01)
+    assert done["phases"]["evaluation"] == pytest.approx(9.998, abs=0.001)
 
 
 def test_a_loader_is_timed_item_by_item_and_keeps_its_length(
