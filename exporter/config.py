@@ -402,9 +402,9 @@ class HangSettings(Struct, frozen=True, forbid_unknown_fields=True):
     enabled: bool = True
     """Query jobs whose GPUs spin without progress. Healthy jobs are never queried."""
     ask_after_seconds: Annotated[float, Meta(ge=10, le=3600)] = 45.0
-    """Seconds for which a GPU of the job must have spun before the first question."""
+    """Seconds for which a GPU of the job must have spun before the first query."""
     timeout_seconds: Annotated[float, Meta(gt=0, le=120)] = 15.0
-    """Timeout of one question to RAS in seconds; RAS itself may wait 5 s for each unresponsive process."""
+    """Timeout of one query to RAS, in seconds; RAS itself may wait 5 s for each unresponsive process."""
     ras_ports: tuple[Annotated[int, Meta(ge=1, le=65535)], ...] = (28028,)
     """Ports of RAS to try beside that of the job's NCCL_RAS_ADDR, if a process of the job listens on them."""
     flight_recorder: bool = True

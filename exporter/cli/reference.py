@@ -19,7 +19,7 @@ from msgspec import NODEFAULT, Struct
 from msgspec import inspect as types
 from msgspec.structs import FieldInfo, fields
 
-from exporter.cli import cluster, wiring
+from exporter.cli import cluster, gateway, wiring
 from exporter.config import LIVE, PREFIX, Config
 from exporter.core.policy import Policy
 from exporter.stability import EXPERIMENTAL_SECTIONS
@@ -35,7 +35,7 @@ a wrong type is an error that names the key's path. An [example](../examples/gpu
 
 - **Environment**: `{PREFIX}` and the key's path in capitals, `_` for `.`: `{PREFIX}WEB_LISTEN_ADDRESS` is `web.listen_address`. A list of words or numbers is
   `[a, b]`. Keys marked "file only" have no variable.
-- **Flags** are those of `serve`, `demo`, `replay` and, where marked, `cluster`.
+- **Flags** are those of `serve`, `demo`, `replay` and, where marked, of `cluster` or `gateway`.
 - **Reload**: sections marked *live* take effect on SIGHUP or when the file changes, without losing a second of the ledger. The others need a restart, and the log says so.
 """  # noqa: E501  a paragraph of the page is a line
 _COLUMNS = "| key | type | default | environment | flag | meaning |\n|---|---|---|---|---|---|"
@@ -192,7 +192,12 @@ def _attribute_texts(node: ast.ClassDef) -> Iterator[tuple[str, str]]:
 def _flags() -> dict[str, tuple[str, ...]]:
     """Dotted key -> flags that set it."""
     found: dict[str, tuple[str, ...]] = {}
-    for add, suffix in ((wiring.config_arguments, ""), (cluster.cluster_arguments, " (cluster)")):
+    commands = (
+        (wiring.config_arguments, ""),
+        (cluster.cluster_arguments, " (cluster)"),
+        (gateway.gateway_arguments, " (gateway)"),
+    )
+    for add, suffix in commands:
         parser = argparse.ArgumentParser(add_help=False)
         add(parser)
         for action in parser._actions:  # noqa: SLF001  argparse has no public list of them

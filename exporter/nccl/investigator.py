@@ -468,7 +468,7 @@ def _stronger(ras: _Evidence | None, recorded: _Evidence | None) -> _Evidence | 
 
 
 def _delay(members: Sequence[WorkloadProcess]) -> int:
-    """Nanoseconds that this node waits before its first question."""
+    """Nanoseconds that this node waits before its first query."""
     ranks = [int(process.rank) for process in members if process.rank.isdecimal()]
     if not ranks or min(ranks) == 0:
         return 0
