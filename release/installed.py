@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from subprocess import PIPE, STDOUT, Popen
 
-from release.build import ReleaseError, run
+from release.build import ReleaseError, run, unpack
 
 LOCK = "requirements-runtime.lock"
 _PIP = ("-m", "pip", "--quiet", "--disable-pip-version-check")
@@ -136,7 +136,7 @@ def chart_renders(dist: Path, source: Path) -> None:
     values = {"image": {"repository": "registry.example/gpu-efficiency"}}
     with tempfile.TemporaryDirectory() as folder:
         with tarfile.open(packed) as archive:
-            archive.extractall(folder, filter="data")
+            unpack(archive, Path(folder))
         (unpacked,) = Path(folder).iterdir()
         rendered = [
             Chart.load(chart).render(values, name="gpu-efficiency", namespace="gpus")

@@ -38,7 +38,7 @@ def install(commit: str, folder: Path) -> Path:
     dist.mkdir(parents=True)
     packed = subprocess.run(["git", "-C", f"{ROOT}", "archive", commit], capture_output=True, check=True).stdout
     with tarfile.open(fileobj=BytesIO(packed)) as archive:
-        archive.extractall(source, filter="data")
+        build.unpack(archive, source)
     build.distributions(source, dist, epoch=1_767_225_600)
     python = installed.environment(folder / "installed", source)
     installed.install_wheel(python, dist)
