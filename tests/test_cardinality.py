@@ -216,6 +216,7 @@ def _label(line: str, name: str) -> str:
     return found[1] if found else ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("profile", PROFILES)
 @pytest.mark.parametrize("scenario", ["demo", "healthy_training", "telemetry_outage"])
 def test_a_profile_keeps_what_the_calculator_says(scenario: str, profile: str) -> None:
@@ -280,6 +281,7 @@ def test_the_measured_fleet_of_docs_scale() -> None:
     assert found.recorded_at_most >= 236_000
 
 
+@pytest.mark.slow
 def test_a_limit_that_no_story_reaches() -> None:
     for scenario in GOLDENS:
         snapshot = picture(scenario)

@@ -51,6 +51,7 @@ def test_every_kind_of_skip_is_found_in_a_real_report(report: Path) -> None:
     assert "needs a friend" in found["test_module"]
 
 
+@pytest.mark.slow
 def test_only_the_reasons_not_allowed_are_refused(report: Path) -> None:
     lines = refused(skips(report.read_text()), allowed(ALLOWED))
     assert len(lines) == 3

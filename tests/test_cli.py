@@ -374,6 +374,7 @@ def test_a_policy_changes_what_a_replay_finds(run: Run, tmp_path: Path) -> None:
     assert " zombie " in run("replay trace.jsonl --config strict.toml")[1]
 
 
+@pytest.mark.slow
 def test_the_demo_s_hang_is_confirmed_while_someone_watches(run: Run) -> None:
     run("simulate demo --duration 150")
     states = Counter(re.findall(r'gpu_efficiency_state\{.*state="(\w+)"', run("replay trace.jsonl --metrics")[1]))

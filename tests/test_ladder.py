@@ -427,6 +427,7 @@ def test_waits_are_spread_by_chance_and_never_longer_than_a_minute(chance: float
         now += wait
 
 
+@pytest.mark.slow
 def test_a_thousand_nodes_do_not_come_back_at_once() -> None:
     seeded = random.Random(7)  # noqa: S311  spreads retries
     moments = set()
@@ -494,6 +495,7 @@ def test_the_one_in_use_is_closed_before_the_better_one_is_read() -> None:
     assert after[:3] == ["open dcgm", "close nvml", "read dcgm"]
 
 
+@pytest.mark.slow
 def test_a_better_one_that_cannot_be_read_after_all_costs_one_reading_and_is_asked_less_often() -> None:
     world = World(dcgm=down(NO_ENGINE), nvml=Rung())
     life = Life(world.ladder("dcgm", "nvml")).live(1)

@@ -29,11 +29,13 @@ def test_it_holds_every_rule(field: str, *, recording: bool) -> None:
     assert sorted(got, key=lambda group: str(group["name"])) == groups_of(recording=recording)
 
 
+@pytest.mark.slow
 def test_it_holds_every_board() -> None:
     files = {path.name: json.loads(path.read_text()) for path in (ROOT / "dashboards").glob("*.json")}
     assert evaluated("mixin.grafanaDashboards") == files
 
 
+@pytest.mark.slow
 def test_the_address_of_logs_is_the_operators() -> None:
     boards = evaluated("(mixin + { _config+:: { logsUrl: 'https://grafana.example/d/logs' } }).grafanaDashboards")
     asked = {
@@ -46,6 +48,7 @@ def test_the_address_of_logs_is_the_operators() -> None:
     assert {query for found in asked.values() for query in found} == {"https://grafana.example/d/logs"}
 
 
+@pytest.mark.slow
 def test_the_address_of_runbooks_is_the_operators_on_boards_too() -> None:
     own = "(mixin + { _config+:: { runbookBaseUrl: 'https://wiki.example/runbooks/' } }).grafanaDashboards"
     found = evaluated(own)["gpu-efficiency-zombies.json"]["templating"]["list"]

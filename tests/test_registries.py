@@ -40,6 +40,7 @@ def test_the_configuration_takes_choices_and_settings(derived: Any) -> None:
     assert derived["by_variable"] == 43
 
 
+@pytest.mark.slow
 def test_nothing_of_a_row_is_imported_before_it_is_used(derived: Any) -> None:
     assert derived["loaded_early"] == []
 

@@ -223,6 +223,7 @@ def creates_threads(path: Path) -> bool:
     return any(ast.unparse(call) in {"threading.Thread", "Thread"} for call in calls)
 
 
+@pytest.mark.slow
 def test_every_thread_is_a_worker_or_guarded_for_a_stated_reason() -> None:
     found = {str(path.relative_to(ROOT)) for path in (ROOT / "exporter").rglob("*.py") if creates_threads(path)}
     assert found == GUARDED.keys()

@@ -106,6 +106,7 @@ def _told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[Told, Firi
     return fired({name: _story(name) for name in PLAYED}, tmp_path_factory.mktemp("drills"), _play)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PLAYED)
 def test_a_drill_fires_its_alert_in_time_and_no_other(name: str, told: dict[str, dict[Told, Firing]]) -> None:
     drill = DRILLS[name]

@@ -86,6 +86,7 @@ def exact(library: Path, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
 # -- counters that are right --
 
 
+@pytest.mark.slow
 def test_right_counters_meet_the_target_with_no_error(exact: Outcome) -> None:
     assert exact.result["mean_absolute_error"] == pytest.approx(0, abs=ROUNDING)
     assert "meets the target" in exact.page
@@ -366,6 +367,7 @@ def test_an_unknown_load_is_a_wrong_command_line(command: Command) -> None:
     assert "nosuch: no such load; there are no_context, " in outcome.said
 
 
+@pytest.mark.slow
 def test_only_and_quick_choose(command: Command) -> None:
     only = command.play(played.exact(), options=("--only", "mma", "no_context"))
     assert [row["load"]["name"] for row in only.result["rows"]] == ["no_context", "mma"]

@@ -183,6 +183,7 @@ def _drawn(name: str, missing: tuple[str, ...]) -> Run:
     return run(name, next(seed for seed in range(300, 500) if draw(NAMED[name], seed).missing == missing))
 
 
+@pytest.mark.slow
 def test_a_hang_on_a_blind_board_counts_beside_the_others() -> None:
     seen, blind = _drawn("missing_rank", ()), _drawn("missing_rank", ACQUITTING[0])
     assert (seen.blind, seen.scores[NCCL].true, seen.scores["hang"].true) == ({}, 1, 1)
@@ -217,6 +218,7 @@ def test_the_tables_have_a_line_for_every_rule(done: list[Run]) -> None:
     assert ours["false alarms on"] == ours["misses"] == "none"
 
 
+@pytest.mark.slow
 def test_the_picture_says_how_often_ours_is_right(done: list[Run]) -> None:
     drawn = curves(done)
     drawn["rules"][0]["precision"] = [0.75, 0.6, 0.9]

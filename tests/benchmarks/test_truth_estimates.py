@@ -155,6 +155,7 @@ def test_a_mechanism_is_counted_in_the_timeline_and_not_by_a_rule() -> None:
     assert 0.45 < booked < true, "the estimate goes by idle SMs, not by bytes, of which a slow link moves few"
 
 
+@pytest.mark.slow
 def test_waits_for_input_are_found_in_long_readings_too() -> None:
     """By what arrives in a minute, not by how it is spread over it."""
     starved = next(one for one in MECHANISMS if one.story == "input_starved_training")

@@ -43,6 +43,7 @@ def test_the_core_counts_what_was_done() -> None:
     assert said[2] == pytest.approx([9.0, 9.0])
 
 
+@pytest.mark.slow
 def test_the_second_before_a_scrape_is_all_that_a_gauge_sees() -> None:
     run = ran(BEAT, 1)
     phase = run.phases[0]

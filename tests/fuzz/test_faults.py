@@ -244,6 +244,7 @@ def test_a_bad_day_loses_no_second_and_hides_none(bad: Day) -> None:
     assert all(met.recovered is not None and met.recovered <= 75 for met in bad.met)
 
 
+@pytest.mark.slow
 def test_what_a_fault_hides_is_unobserved_for_as_long_as_it_lasts(bad: Day) -> None:
     hides = {fault.what: fault.boards == GPUS for fault in days.FAULTS}
     for met in bad.met:

@@ -46,6 +46,7 @@ def _endpoints(found: tuple[Manifest, ...] | list[Manifest]) -> dict[str, dict[s
     return {e["port"]: e for s in specs for e in s.get("podMetricsEndpoints", s.get("endpoints"))}
 
 
+@pytest.mark.slow
 def test_a_target_is_named_after_its_node_and_scraped_as_it_speaks() -> None:
     monitored = [name for name in ENVIRONMENTS if of_kind(environment(name), "PodMonitor", "ServiceMonitor")]
     assert len(monitored) > 2
@@ -324,6 +325,7 @@ def _release(values: dict[str, Any]) -> bytes:
     return base64.b64encode(gzip.compress(json.dumps(release).encode(), 9))
 
 
+@pytest.mark.slow
 def test_a_release_with_everything_fits_its_secret() -> None:
     """One MiB is what the API server takes; most of this is the files, which every release holds."""
     size = len(_release(values_of("everything")))

@@ -16,6 +16,7 @@ def _ports(rule: dict[str, Any]) -> set[int]:
     return {port["port"] for port in rule["ports"]}
 
 
+@pytest.mark.slow
 def test_the_network_lets_in_whom_you_name_and_out_to_whom_it_asks() -> None:
     spec = _policy("dcgm-exporter")
     assert spec["policyTypes"] == ["Ingress", "Egress"]

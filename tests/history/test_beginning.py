@@ -89,6 +89,7 @@ def came(store: HistoryStore, now: HostTime) -> tuple[Agent, Any]:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("about", "away", "goes_on"),
     [

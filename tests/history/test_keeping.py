@@ -54,6 +54,7 @@ def written(path: Path) -> list[JobRecord]:
         return store.job_records(JobRecordQuery())
 
 
+@pytest.mark.slow
 def test_the_very_first_scrape_is_told_only_what_is_saved(live: Live, tmp_path: Path) -> None:
     path = tmp_path / "history.db"
     first = live(path)
@@ -83,6 +84,7 @@ def test_a_job_that_has_ended_is_written_soon_though_nobody_asks(
     until(lambda: ended == {one.owner.job_id for one in written(tmp_path / "history.db")}, "its receipt is written")
 
 
+@pytest.mark.slow
 def test_who_listens_is_told_each_job_that_ends(tmp_path: Path) -> None:
     told: list[JobRecord] = []
     life = Played(tmp_path / "history.db", checkpoint_seconds=3600.0)
@@ -94,6 +96,7 @@ def test_who_listens_is_told_each_job_that_ends(tmp_path: Path) -> None:
     assert all(not one.running for one in told)
 
 
+@pytest.mark.slow
 def test_without_its_folder_it_fails_tells_and_goes_on_and_heals_when_the_folder_is_there(
     live: Live, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -126,6 +129,7 @@ def test_after_a_failure_it_tries_again_long_before_the_next_checkpoint(live: Li
     assert life.history._seconds_left() <= recorder._RETRY_SECONDS
 
 
+@pytest.mark.slow
 def test_what_a_write_that_fails_would_have_kept_is_in_the_next(
     live: Live, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -152,6 +156,7 @@ def test_what_a_write_that_fails_would_have_kept_is_in_the_next(
     assert {one.owner.job_id for one in told} <= {one.owner.job_id for one in written(path)}
 
 
+@pytest.mark.slow
 def test_a_store_that_turns_up_late_with_books_of_another_life_has_them_closed(live: Live, tmp_path: Path) -> None:
     old, path = tmp_path / "old.db", tmp_path / "state" / "history.db"
     before = live(old)

@@ -288,6 +288,7 @@ def test_another_error_within_the_minute_is_an_event_of_its_own_but_not_any_numb
     assert world.now()["41"].happened["xid"] == 24
 
 
+@pytest.mark.slow
 def test_nothing_happens_on_a_node_that_works() -> None:
     assert told("healthy_training").events == []
 

@@ -166,6 +166,7 @@ def test_what_is_no_dump_is_malformed(value: object) -> None:
     assert failure.value.outcome == "recorder_malformed"
 
 
+@pytest.mark.slow
 def test_one_large_value_in_many_places_is_cut_before_it_is_converted() -> None:
     """A pickle of some kilobytes that would be 10^10 frames."""
     frames = [{"name": "f", "filename": "a.py", "line": 1}] * 100_000

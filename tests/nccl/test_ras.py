@@ -116,6 +116,7 @@ def test_an_answer_of_many_objects_is_refused_before_they_are_made() -> None:
         tracemalloc.stop()
 
 
+@pytest.mark.slow
 def test_the_largest_job_that_fits_is_read() -> None:
     """4,000 ranks in six communicators each, as docs/hangs.md has it."""
     ranks = [rank_of(rank, host=f"10.1.{rank >> 8}.{rank & 255}", AllReduce=10**6) for rank in range(4000)]

@@ -98,6 +98,7 @@ def test_who_works_again_was_hit_and_the_rest_of_its_hold_is_freed_wrongly() -> 
     assert [hit.gpu_hours, hit.work_gpu_hours] == pytest.approx([0.75, 1 / 6])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("seconds", "hit"), [(12, 0), (13, 1)])
 def test_work_is_real_from_one_percent_of_the_rest_on(seconds: float, hit: int) -> None:
     """Of 20 minutes from the threshold on, when the core itself already has seen the GPU wake at 10 s."""
@@ -134,6 +135,7 @@ def test_who_rests_twice_is_taken_back_once() -> None:
     assert [hit.gpu_hours, hit.work_gpu_hours] == pytest.approx([65 / 60, 20 / 60])
 
 
+@pytest.mark.slow
 def test_a_keeper_that_computes_a_second_in_29_minutes_has_not_worked_again() -> None:
     answer = preview(story([(29 - 1 / 60, [RESTING]), (1 / 60, [WORK])] * 4, step=1))
     assert jobs(answer) == [(0, 1), (0, 1)]

@@ -79,6 +79,7 @@ def test_256_gpus_for_90_days_at_2_50_cost_1_38_million_and_60_percent_gives_a_f
     assert len(found["trend"]) == 14  # weeks
 
 
+@pytest.mark.slow
 def test_a_month_of_a_longer_job_is_what_its_samples_say(quarter: Path) -> None:
     found = told(f"--all --store {quarter} --since 30d --at {BEGIN + QUARTER.length}")
     assert found["whole"]["gpu_hours"] == pytest.approx(256 * 24 * 30, rel=1e-6)

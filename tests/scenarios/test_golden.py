@@ -60,6 +60,7 @@ def test_a_difference_is_told_in_lines_with_the_way_to_accept_it() -> None:
     assert "tests.scenarios.write_goldens copy_loop" in told
 
 
+@pytest.mark.slow
 @every_story
 def test_both_parsers_find_the_same_samples(scenario: str) -> None:
     """prometheus_client is the oracle of both forms; the first is the golden text, or the test above fails."""

@@ -227,6 +227,7 @@ def at_once(node: Node, prolog: Path, epilog: Path, *, jobs: int) -> None:
         child.communicate()
 
 
+@pytest.mark.slow
 def test_fifty_at_once_lose_nobody(node: Node) -> None:
     assert shutil.which("flock"), "util-linux is needed for this test"
     at_once(node, PROLOG, EPILOG, jobs=50)

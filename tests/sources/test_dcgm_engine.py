@@ -427,6 +427,7 @@ def test_giving_up_a_blank_counter_leaves_the_others_sampled_before_hopper_too(c
     assert closed.readings(3720)[-1].fp32_active is not None
 
 
+@pytest.mark.slow
 def test_a_counter_that_is_refused_when_it_is_asked_for_again_leaves_the_others_sampled(
     closed: DcgmRig, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -118,6 +118,7 @@ def test_nvml_is_never_given_up_for_a_strangers_listener(
         engine.accept()
 
 
+@pytest.mark.slow
 def test_a_page_of_our_own_is_taken_until_its_port_is_a_strangers(
     rig: NvmlRig, page: PageServer, engine: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,6 +4,7 @@ from typing import Any
 
 import httpx
 import msgspec
+import pytest
 from msgspec.structs import replace
 
 from exporter.top.client import NodeClient, parse_target, poll_once
@@ -15,6 +16,7 @@ from tests.top.nodes import responses, seen, snapshot
 from tests.web.serving import served
 
 
+@pytest.mark.slow
 def test_the_real_app_is_understood_over_a_socket() -> None:
     taken = snapshot()
     app = create_app(lambda: taken, now=lambda: taken.at, max_age_seconds=10.0)

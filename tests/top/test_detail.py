@@ -14,6 +14,7 @@ from tests.top.nodes import answers, seen, snapshot, view
 from tests.top.test_screen import text, typed
 
 
+@pytest.mark.slow
 def test_every_leak_is_shown_with_what_to_do() -> None:
     assert set(FIX_BY_LEAK) | {"useful"} == set(LEAK_NAMES)
     told = answers(snapshot())

@@ -279,6 +279,7 @@ def hanging(**changes: Any) -> TopView:
     return view(seen(snapshot(2400, scenario="deadlock"), **changes))
 
 
+@pytest.mark.slow
 def test_what_hangs_is_said_before_all_else_and_its_seconds_count_from_the_first() -> None:
     screen = text(hanging())
     first, second, *others = screen.splitlines()

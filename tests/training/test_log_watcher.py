@@ -509,6 +509,7 @@ def test_many_files_are_too_many(node: Make) -> None:
     assert a.counts() == {"log_files": MOST_FILES, "log_too_many": 2}
 
 
+@pytest.mark.slow
 def test_a_look_reads_no_more_than_it_may_and_nothing_is_left_out(node: Make) -> None:
     a = node()
     a.write("12.log", line(10))

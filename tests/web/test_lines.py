@@ -477,6 +477,7 @@ def test_plain_http_where_tls_is_spoken_gets_nothing(tmp_path: Path, authority: 
         assert b"HTTP" not in until_cut(line)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("said", [b"", HELLO, b"GET / HTTP/1.1\r\n\r\n"], ids=["silent", "half a hello", "no TLS"])
 @pytest.mark.parametrize(
     ("ended_by", "changed"),

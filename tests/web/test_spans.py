@@ -48,6 +48,7 @@ def test_a_hang_takes_the_time_before_it_was_confirmed() -> None:
     assert hour_spans(replace(gpu, minutes=()), snapshot.wall, hung_since=began) == []
 
 
+@pytest.mark.slow
 def test_no_more_than_an_hour_and_a_minute_is_kept() -> None:
     spans, now = spans_of("zombie_notebook")
     assert 3600 <= now - spans[0].start <= 3720

@@ -38,6 +38,7 @@ def banners(page: str) -> list[str]:
     return [" ".join(re.sub(r"<[^>]+>", "", each).split()) for each in found]
 
 
+@pytest.mark.slow
 def test_in_a_pod_it_has_the_name_of_the_node(page: Page) -> None:
     (heading,) = re.findall("<h1><bdi>(.*?)</bdi>", page("deadlock"))
     title, *_ = re.findall("<title>(.*?)</title>", page("deadlock"))
@@ -63,6 +64,7 @@ def test_a_job_that_hangs_loses_most_to_the_hang_from_its_first_second_on(page: 
     assert re.findall(r"</svg>hung 2\Wh 0\Wmin</td>", page("deadlock"))
 
 
+@pytest.mark.slow
 def test_a_zombie_is_named_with_owner_and_time(page: Page) -> None:
     said = banners(page("zombie_notebook"))
     assert said
