@@ -77,7 +77,6 @@ def test_a_hung_job_never_works_again(name: str) -> None:
         assert all(c[UNALLOCATED] > 0 for c in truth_between(world, hang.end, world.seconds).values())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", LOOKALIKES)
 def test_a_lookalike_goes_on(name: str) -> None:
     world = build(name, seed=1, seconds=5400)
