@@ -173,11 +173,12 @@ class Daemon:
 def environment(**more: str) -> dict[str, str]:
     """This one without settings of ours or of NVML's stand-in; the code under test is this tree's.
 
-    Nor is the size of a terminal kept, which pytest's workers are told: a program on another would believe it.
+    Nor is the size of a terminal kept, which pytest's workers are told: a program on another would believe it. Go's
+    garbage collector runs less often than by default: a Prometheus of these tests spends a fifth less on our panels.
     """
     strange = ("GPU_EFFICIENCY_", "NVML_STUB", "LD_LIBRARY", "STATE_DIRECTORY", "COLUMNS", "LINES")
     kept = {k: v for k, v in os.environ.items() if not k.startswith(strange)}
-    return kept | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"} | more
+    return kept | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", "GOGC": "400"} | more
 
 
 def command(*words: str) -> list[str]:
