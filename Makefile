@@ -8,8 +8,8 @@ SHELL := /bin/sh
 # Tests start hundreds of interpreters: without bytecode each of them would compile the exporter anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-# Debian's interpreter before another on the PATH: it was built with profile-guided optimization, and one that was built
-# without, as pyenv does unless asked, takes half as long again for the same tests.
+# Debian's interpreter before another on the PATH: it was built with profile-guided optimization. One that was built
+# without, as pyenv does unless asked, takes half as long again for loops of plain Python.
 PYTHON ?= $(shell /usr/bin/python3 -c 'import sys, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
   && echo /usr/bin/python3 || echo python3)
 BIN := .venv/bin

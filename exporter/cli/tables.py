@@ -245,20 +245,20 @@ tensor activity x (the GPU's clock / the clock for which the peak is specified).
 | reported | the reports of the training job |
 | engine | the metrics of the serving engine |
 
-An estimate has bounds: [what is an estimate](accounting.md#what-is-an-estimate). Job reports have a fifth kind of
-evidence, *calibrated*, for `exposed_communication` alone: an estimate that uses the SM activity measured in this job's
-communicating and computing kernels instead of an assumed one. The daemon measures it if it reads the counters at least
-every 250 ms, for instance with `sampling.interval_seconds = 0.1` (the default is 1). At longer intervals it can do so
-only if there are some in which the job does nothing but exchange data.
+An estimate has bounds: [what is an estimate](accounting.md#what-is-an-estimate). `gpu-efficiency report` has a fifth
+kind of evidence, *calibrated*, for `exposed_communication` alone: an estimate from the SM activity that was measured,
+not assumed, for this job's communicating and computing kernels. The daemon measures it if it reads the counters at
+least every 250 ms, for instance with `sampling.interval_seconds = 0.1` (the default is 1). At longer intervals it can
+do so only if the job does nothing but exchange data in some of them.
 
-Some leaks can be seen only in a job's reports or in an engine's metrics. Without these, such a leak stays at 0. Its
-time then counts as a leak that counters can show (mostly `unattributed_stall`, `memory_bound`, `low_parallelism` or
-`other_compute`) or as `useful`. Four others are estimated from counters until the job reports them: `checkpoint`,
-`data_stall`, `pipeline_bubble` and `exposed_communication`.
+Some leaks show only in the progress reports of a job or in the metrics of an engine. Without these, such a leak stays
+at 0. Its time then counts as a leak that counters can show (mostly `unattributed_stall`, `memory_bound`,
+`low_parallelism` or `other_compute`) or as `useful`. Four others are estimated from counters until the job reports
+them: `checkpoint`, `data_stall`, `pipeline_bubble` and `exposed_communication`.
 
-To do without speculative decoding is not a leak. For a server that does without,
+Not using speculative decoding is not a leak. For a server that does not use it,
 `gpu_efficiency_job_advice_seconds_total{advice="speculative_decoding"}` counts half of the `memory_bound` time, as a
-hint of what it might save. This time stays in `memory_bound`.
+hint of what using it might save. This time stays in `memory_bound`.
 
 | # | metric to watch | series | evidence | signals needed | runbook |
 |---|---|---|---|---|---|"""

@@ -145,8 +145,8 @@ LEAK_GUIDE: tuple[LeakGuideEntry, ...] = (
         series=("job:gpu_efficiency_bubble:ratio", f'{_SHARE}{{leak="pipeline_bubble"}}'),
         evidence=("reported", "estimated"),
         needs="the job's report: its stages, microbatches and schedule, or the time in phase `bubble`. Without a report"
-        " it is estimated if several stages run on one node: their GPUs wait in turn. If the readings are too long to"
-        " show that, their GPUs poll for equally long while hardly any data moves",
+        " it is estimated if several stages run on one node, from GPUs that wait in turn or, where the readings are too"
+        " long to show that, poll equally long while hardly any data moves",
         training=ExpectedLoss(0, 12, ("narayanan2021",)), inference=ExpectedLoss(0, 2)),
     LeakGuideEntry(8, "recomputation", ("emfu",), "training",
         rows=("recomputation",),

@@ -488,7 +488,7 @@ LEAKS: tuple[Leak, ...] = (
         pools=(TENSOR,), evidence="reported", signs=(REPORTING,), team="data",
         detector=detect_padding,
         watch="padding share of tokens", fix="pack sequences; sizes that fit the tiles", colour="#4370BD"),
-    Leak("rework", "emfu", "steps run a second time after a restart: they came after the last checkpoint",
+    Leak("rework", "emfu", "steps that are run again after a restart, because the last checkpoint was older",
         pools=(TENSOR,), evidence="reported", detector=detect_rework, signs=(REPORTING,), balance=REPEATED,
         team="training",
         watch="steps repeated per restart", fix="checkpoint more often", colour="#95B6FD"),
