@@ -122,6 +122,8 @@ class ScrapeSchedule:
         """Processor time that parsing the last page took, nanoseconds."""
         self.scraped_at: int | None = None
         """Time of the last successful scrape, monotonic nanoseconds; None: none yet."""
+        self.answering_since = 0
+        """Since when it `answers` without a break, monotonic nanoseconds; 0: never yet."""
         self.failure: ScrapeFailure | None = None
         self._failing_since = 0
         self._interval, self._random = interval, chance
@@ -133,6 +135,8 @@ class ScrapeSchedule:
 
     def succeeded(self, now: int, *, frontend: bool) -> None:
         """Record a successful scrape."""
+        if not self.answers(now):
+            self.answering_since = now
         self.scraped_at, self.failure, self.frontend = now, None, frontend
         self._backoff.reset()
         self._schedule(now, self._interval)
@@ -308,8 +312,10 @@ class EngineScraper:
         self._pages_of_job = {job: pages for job, pages in self._pages_of_job.items() if job in present}
 
     def _due(self, now: int) -> Iterator[ScrapeSchedule]:
-        """Yield the schedules that are due; if a process answers on one port, its other ports are skipped."""
-        answering = {a.endpoint.pid: a for a in self._schedules.values() if a.endpoint.pid and a.answers(now)}
+        """Yield the schedules that are due; of the ports on which a process answers, only the first that did."""
+        answers = [one for one in self._schedules.values() if one.endpoint.pid and one.answers(now)]
+        answers.sort(key=lambda one: one.answering_since, reverse=True)
+        answering = {one.endpoint.pid: one for one in answers}
         for schedule in self._schedules.values():
             if (
                 schedule.due_at <= now

@@ -316,6 +316,25 @@ def test_the_other_path_is_found_once(opened: Open, serve: Serve) -> None:
     assert bench.serving[0].engine == "trtllm"
 
 
+@pytest.mark.parametrize("first", [0, 1])
+def test_of_two_ports_that_answer_the_first_that_did_is_kept(first: int) -> None:
+    """Both are asked before either answers; their reports must not cover the same time for longer than that."""
+    scraper = EngineScraper(Config(engines=EngineSettings()), JumpClock(0))
+    scraper._update_schedules(
+        [
+            MetricsEndpoint(f"http://127.0.0.1:{port}", ReplicaPlacement("j", ("GPU-1",)), ("/metrics",), pid=7)
+            for port in (8000, 8001)
+        ]
+    )
+    ports = list(scraper._schedules.values())
+    ports[first].succeeded(1 * SECOND, frontend=False)
+    ports[1 - first].succeeded(2 * SECOND, frontend=False)
+    ports[first].succeeded(3 * SECOND, frontend=False)
+    assert list(scraper._due(60 * SECOND)) == [ports[first]]
+    ports[1 - first].succeeded(200 * SECOND, frontend=False)
+    assert list(scraper._due(400 * SECOND)) == [ports[1 - first]]
+
+
 def test_one_process_is_asked_on_one_port(opened: Open, serve: Serve) -> None:
     one, two = serve(), serve()
     ports = tuple(int(server.url.rsplit(":", 1)[1]) for server in (one, two))

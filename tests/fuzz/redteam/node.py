@@ -23,7 +23,7 @@ from tests.fuzz.redteam.cgroups import MemoryGroup, of_jobs, weight
 from tests.fuzz.redteam.logins import hashed, person, seconds_of_check
 from tests.fuzz.redteam.target import FORGED_STEP, JOBS, SERVING, USER, Job, Target
 from tests.nvml_stub.build import build
-from tests.ports import free_port
+from tests.ports import free_ports
 
 LIMIT = 512 << 20
 """MemoryMax of the unit."""
@@ -143,7 +143,7 @@ def running(core: int, intensity: float, *, people: int, cost: int) -> Iterator[
         memory = MemoryGroup(LIMIT)
         stack.callback(memory.remove)
         weighted = stack.enter_context(weight())
-        ports = tuple(free_port() for _ in range(2 * _ENGINES + 1))
+        ports = free_ports(2 * _ENGINES + 1)
         check_seconds = _files(folder, ports, people, cost)
         process = subprocess.Popen(
             [sys.executable, "-m", "exporter", "serve", "--config", str(folder / "config.toml")],

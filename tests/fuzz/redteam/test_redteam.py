@@ -95,7 +95,7 @@ def _ran(out: Path, minutes: float) -> Any:
         cwd=_ROOT, check=False, capture_output=True, text=True,
     )  # fmt: skip
     assert ran.returncode in {0, 1}, ran.stderr
-    assert "Traceback" not in ran.stderr
+    assert "Traceback" not in ran.stderr, ran.stderr
     return json.loads(out.read_text())
 
 
