@@ -158,7 +158,7 @@ bench: .venv/.installed .venv/dcgm-bindings/.fetched .venv/peers/.installed .ven
 	$(BIN)/python benchmarks/run.py --record
 	$(BIN)/python -m benchmarks.page
 
-docs: .venv/.installed ## write docs/metrics.md, leaks.md, configuration.md, benchmarks.md, the man page and what other pages say of rules, from the tables
+docs: .venv/.installed ## write from the tables: metrics.md, leaks.md, configuration.md and benchmarks.md in docs/, the man page, what pages say of rules, the chart's schema and README
 	@mkdir -p docs .cache
 	$(BIN)/gpu-efficiency metrics --markdown > .cache/metrics.md
 	mv .cache/metrics.md docs/metrics.md
@@ -184,7 +184,7 @@ site: .venv/.installed .venv/site/.installed ## build the documentation site fro
 dashboards: .venv/.installed ## write dashboards/*.json from the boards
 	$(BIN)/python -m dashboards.build
 
-pictures: .venv/.installed dashboards ## draw docs/pictures and docs/dashboards from simulated worlds; boards by the tool PREVIEW
+pictures: .venv/.installed dashboards ## draw docs/pictures and docs/dashboards from simulated worlds; boards by the program PREVIEW=...
 	@mkdir -p docs/dashboards
 	$(BIN)/python -m tests.e2e.page_pictures
 	$(BIN)/python -m tests.e2e.report_pictures

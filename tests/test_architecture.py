@@ -1,6 +1,7 @@
 """The pages that lead through the code name files that exist, and the architecture page names every package."""
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -36,3 +37,11 @@ def test_the_architecture_page_names_every_package_and_module_of_the_top() -> No
     there = {f"{path.name}/" for path in PACKAGE.iterdir() if (path / "__init__.py").exists()}
     there |= {path.name for path in PACKAGE.glob("*.py") if not path.name.startswith("__")}
     assert there - named(ARCHITECTURE) == set()
+
+
+def test_of_the_core_the_simulation_may_import_the_model_alone() -> None:
+    """A module that is new in the core must be added to the contract that the linter of imports enforces."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]
+    (contract,) = (each for each in settings["contracts"] if each.get("source_modules") == ["exporter.simulate"])
+    core = {f"exporter.core.{path.stem}" for path in (PACKAGE / "core").glob("*.py") if path.stem != "__init__"}
+    assert core - set(contract["forbidden_modules"]) == {"exporter.core.model"}
